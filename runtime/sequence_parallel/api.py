@@ -67,7 +67,7 @@ from tasp_lab.schedules.build import attention_layout, attention_schedules, grou
 from tasp_lab.schedules.registry import LINEAR, is_own
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
-from tasp_lab.workload.mask import RANGES
+from tasp_lab.workload.mask import RANGES, Window
 from tasp_lab.workload.ranges import MaskRange, ranges_of
 from tasp_lab.workload.sequence_layout import SequenceLayout
 
@@ -78,10 +78,11 @@ class CallKeywords(TypedDict, total=False):
     schedule: str | Schedule | Passes
     group: Group | DeviceMesh
     causal: bool
-    window: int | None
+    window: Window | None
     cu_seqlens: Sequence[int] | torch.Tensor | None
     ranges: tuple[MaskRange | Sequence[Any], ...] | str | None
     cached_keys: int
+    sinks: torch.Tensor | None
     scale: float | None
     topology: Topology | None
     kernel: str
@@ -118,10 +119,11 @@ def attention_with_lse(
     schedule: str | Schedule | Passes = "tasp",
     group: Group | DeviceMesh = None,
     causal: bool = False,
-    window: int | None = None,
+    window: Window | None = None,
     cu_seqlens: Sequence[int] | torch.Tensor | None = None,
     ranges: tuple[MaskRange | Sequence[Any], ...] | str | None = None,
     cached_keys: int = 0,
+    sinks: torch.Tensor | None = None,
     scale: float | None = None,
     topology: Topology | None = None,
     kernel: str = "auto",
@@ -150,7 +152,8 @@ def attention_with_lse(
         wanted.
     group : the process group, or a `DeviceMesh` of one dimension; all ranks if None.
     causal : whether a query sees only the keys at its position and before it.
-    window : with `causal`, how many keys a query sees at most, its own included: left + 1 for flash-attn's (left, 0).
+    window : with `causal`, how many keys a query sees at most, its own included. Or flash-attn's pair (left, right):
+        how many keys before and after its own position, None or -1 for all; with `causal` the second is 0.
     cu_seqlens : for packed batches, where in the sequence of all ranks each document begins, and where the last ends;
         queries see keys of their own document only, and every document is placed by itself.
     ranges : in place of `causal`, `window` and `cu_seqlens`, the mask of the sequence of all ranks as ranges of queries
@@ -159,6 +162,9 @@ def attention_with_lse(
     cached_keys : how many positions of the sequence of all ranks, from its first, have keys and values only. The others
         lie as the layout assigns them after these (`tasp_lab.workload.sequence_layout.SequenceLayout.after`). No
         gradients.
+    sinks : [heads], of any floating dtype: a logit per head, as gpt-oss learns it, that is one more term of the sum in
+        every softmax (`s_aux` of transformers); the log-sum-exp includes it. All ranks pass the same one. Each gets the
+        part of its gradient that is due to the queries of the rank; as of all parameters, parts are summed over ranks.
     scale : of the scores; 1 / sqrt(head_dim) if None.
     topology : whose rings ``tasp`` uses, and whose routes messages take; a full mesh if None.
     kernel : ``flash-attn``, ``sdpa``, ``flash-attn-3``, ``flash-attn-4``, ``cudnn``, ``reference``, or ``auto``,
@@ -188,7 +194,8 @@ def attention_with_lse(
     """
     layer = _SoftmaxCall(
         q, k, v, schedule=schedule, causal=causal, window=window, cu_seqlens=cu_seqlens, ranges=ranges,
-        cached_keys=cached_keys, scale=scale, topology=topology, kernel=kernel, transport=transport, options=options,
+        cached_keys=cached_keys, sinks=sinks, scale=scale, topology=topology, kernel=kernel, transport=transport,
+        options=options,
         group=process_group(group), timeout_s=timeout_s,
     )  # fmt: skip
     out, lse = call_layer(layer)
@@ -219,7 +226,7 @@ def prepare(
     passes, call = agreed_passes(layer)
     assert isinstance(passes, SoftmaxPasses), "attention has passes"
     call.prepared = True
-    return PreparedAttention(passes, call, (layer.q, layer.k, layer.v), layer.gradients)
+    return PreparedAttention(passes, call, layer.inputs, layer.gradients)
 
 
 class PreparedAttention:
@@ -230,26 +237,31 @@ class PreparedAttention:
     may capture further ones: schedules, memory, views and communicators are there, and the host waits for nothing.
     """
 
-    def __init__(self, passes: SoftmaxPasses, call: Call, like: Sequence[torch.Tensor], gradients: bool) -> None:
+    def __init__(self, passes: SoftmaxPasses, call: Call, like: Sequence[torch.Tensor | None], gradients: bool) -> None:
         self._passes, self._call = replace(passes, kept=Kept(2, in_one_order=True)), call
         self._like, self._gradients = [_facts_of(each) for each in like], gradients
 
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """The result. Raises `WorkloadError` for tensors that are not like those of `prepare`."""
-        return self.with_lse(q, k, v)[0]
+        return self.with_lse(q, k, v, sinks)[0]
 
     @uncompiled
-    def with_lse(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def with_lse(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """As `attention_with_lse`."""
-        for name, each in zip("qkv", (q, k, v), strict=True):
-            check_tensor(name, each)
-        check_transforms(q, k, v)
-        inputs = cast_as_torch_does(q, k, v)
-        for name, each, expected in zip("qkv", inputs, self._like, strict=True):
+        names = _SoftmaxCall.tensors
+        for name, each in zip(names, (q, k, v, sinks), strict=True):
+            if name != "sinks" or each is not None:
+                check_tensor(name, each)
+        check_transforms(q, k, v, sinks)
+        inputs = *cast_as_torch_does(q, k, v), sinks
+        for name, each, expected in zip(names, inputs, self._like, strict=True):
             if (facts := _facts_of(each)) != expected:
-                found, wanted = (f"{list(shape)} of {dtype} on {device}" for shape, dtype, device in (facts, expected))
-                raise WorkloadError(f"{name} is {found}, expected {wanted}, for which the layer was prepared")
-        gradients = torch.is_grad_enabled() and any(each.requires_grad for each in inputs)
+                raise WorkloadError(f"{name} is {facts}, expected {expected}, for which the layer was prepared")
+        gradients = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in inputs)
         if gradients and not self._gradients:
             raise WorkloadError("gradients are wanted, expected none, as the layer was prepared with tensors that "
                                 "require none")  # fmt: skip
@@ -257,8 +269,8 @@ class PreparedAttention:
         return out, lse
 
 
-def _facts_of(x: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
-    return x.shape, x.dtype, x.device
+def _facts_of(x: torch.Tensor | None) -> str:
+    return "None" if x is None else f"{list(x.shape)} of {x.dtype} on {x.device}"
 
 
 @dataclass
@@ -269,9 +281,10 @@ class _SoftmaxCall(LayerCall):
     k: torch.Tensor
     v: torch.Tensor
     _: KW_ONLY
+    sinks: torch.Tensor | None
     schedule: str | Schedule | Passes
     causal: bool
-    window: int | None
+    window: Window | None
     cu_seqlens: Sequence[int] | torch.Tensor | None
     ranges: tuple[MaskRange | Sequence[Any], ...] | str | None
     cached_keys: int
@@ -279,7 +292,8 @@ class _SoftmaxCall(LayerCall):
     kernel: str
     options: AttentionOptions
     prepared: bool = False
-    tensors: ClassVar[Sequence[str]] = ("q", "k", "v")
+    tensors: ClassVar[Sequence[str]] = ("q", "k", "v", "sinks")
+    optional: ClassVar[Sequence[str]] = ("sinks",)
     apart: ClassVar[Sequence[str]] = ("positions", "queries")
 
     @property
@@ -293,6 +307,11 @@ class _SoftmaxCall(LayerCall):
         if self.ranges is not None and self.causal:
             raise WorkloadError("causal beside ranges, expected one of them: each range has a mask of its own")
         self.workload = workload = workload_of_shard(q, self.k, self.v, mask, self.window, bool(cached_keys))
+        if (sinks := self.sinks) is not None:
+            if sinks.shape != (workload.heads,) or not sinks.is_floating_point() or sinks.device != q.device:
+                raise WorkloadError(f"sinks is {_facts_of(sinks)}, expected [{workload.heads}], one for each head of "
+                                    f"q, of a floating dtype on {q.device}")  # fmt: skip
+            workload = replace(workload, sinks=True)  # ranks agree on it; schedules are the same without
         if self.gradients and cached_keys:
             raise WorkloadError(
                 f"cached_keys: {cached_keys}, expected 0 where gradients are wanted, or call under torch.no_grad()"
@@ -368,7 +387,9 @@ def _schedules(
     given = _given(schedule)
     for each in given:
         made_for = each.task.workload if isinstance(each.task, AttentionTask) else None
-        fits = made_for in (workload, replace(workload, value_dim=workload.value_size))
+        fits = made_for is not None and replace(made_for, sinks=False) in (
+            workload, replace(workload, value_dim=workload.value_size)
+        )  # fmt: skip
         if not fits or each.world_size != topology.world_size:
             raise WorkloadError(
                 f"the schedule is for {each.world_size} ranks and {made_for or 'no attention'}, "
@@ -417,7 +438,7 @@ def _packed(schedules: tuple[Schedule, ...], workload: Workload, layout: Sequenc
 
 
 class SequenceParallelAttention(torch.nn.Module):
-    """`runtime.attention` with its keywords, whose types are checked here; it has no parameters.
+    """`runtime.attention` with its keywords, whose types are checked here; `sinks` may be its parameter.
 
     It takes the place of `torch.nn.functional.scaled_dot_product_attention`, but with positions before heads: q is
     [batch, positions, heads, head_dim], k and v are [batch, positions, kv_heads, head_dim], this rank's shard; v may
@@ -430,11 +451,13 @@ class SequenceParallelAttention(torch.nn.Module):
     def __init__(self, **keywords: Unpack[CallKeywords]) -> None:
         super().__init__()
         check_keywords(keywords)
+        self.sinks = keywords.pop("sinks", None)  # as an attribute, torch moves and saves it where it is a parameter
         self.keywords = keywords
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """As `runtime.attention`, with its errors."""
-        return attention(q, k, v, **self.keywords)
+        keywords: CallKeywords = {**self.keywords, "sinks": self.sinks}
+        return attention(q, k, v, **keywords)
 
     def extra_repr(self) -> str:
         """The keywords that were given, schedules and topologies by their names."""

@@ -37,8 +37,10 @@ _LAYOUT = Argument((SequenceLayout,), "a SequenceLayout, as tasp_lab.workload.se
 TYPES: Mapping[str, Argument] = {
     **arguments_of(Workload, WorkloadError),
     **arguments_of(AttentionOptions, ScheduleError),
+    "window": arguments_of(Workload, WorkloadError)["window"]._replace(types=(Integral, tuple, list, NoneType)),
     "schedule": Argument((str, Schedule, Passes), "the name of a schedule, a Schedule or Passes", ScheduleError),
     "topology": Argument((Topology, NoneType), "a Topology or None", TopologyError),
+    "sinks": Argument((torch.Tensor, NoneType), "a torch.Tensor or None", WorkloadError),
     "scale": Argument((Real, NoneType), "a number or None", WorkloadError),
     "kernel": Argument((str,), "the name of a kernel", RunError),
     "transport": Argument((str,), "the name of a transport", RunError),

@@ -43,6 +43,7 @@ from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload, documents_of
+from tasp_lab.workload.mask import Window
 from tasp_lab.workload.sequence_layout import SequenceLayout
 
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -360,7 +361,7 @@ def with_digest(text: str, value: object) -> str:
 
 
 def workload_of_shard(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str, window: int | None, cached: bool
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str, window: Window | None, cached: bool
 ) -> Workload:
     """The layer as far as one rank knows it: its sequence is a placeholder, and it has no cached keys."""
     for name, each in (("q", q), ("k", k), ("v", v)):

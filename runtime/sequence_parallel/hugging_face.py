@@ -54,6 +54,7 @@ _NO_KEYWORDS = {
     "cu_seqlens": "every batch would need its own",
     "ranges": "every batch would need its own",
     "cached_keys": "a model passes as many keys as queries",
+    "sinks": "the model passes its own",
 }
 
 _TAKEN = ("eager", "sdpa", "flash", "flex", "paged", "/", "|")
@@ -74,8 +75,8 @@ def register(name: str = "tasp", **keywords: Unpack[CallKeywords]) -> None:
     Parameters
     ----------
     name : what ``attn_implementation`` and ``model.set_attn_implementation`` then take.
-    keywords : as `runtime.attention` takes them (`options` is one of them), but for ``causal``, ``window`` and
-        ``scale``, which the model sets, ``cu_seqlens``: no packed batches, and ``cached_keys``: no cache.
+    keywords : as `runtime.attention` takes them (`options` is one of them), but for ``causal``, ``window``, ``scale``
+        and ``sinks``, which the model sets, ``cu_seqlens``: no packed batches, and ``cached_keys``: no cache.
 
     Raises `RunError` without transformers, and `WorkloadError` for a name or a keyword that cannot be.
     """
@@ -175,6 +176,7 @@ class _ModelAttention:
         is_causal: bool | None = None,
         sliding_window: int | None = None,
         position_ids: torch.Tensor | None = None,
+        s_aux: torch.Tensor | None = None,
         **others: object,
     ) -> tuple[torch.Tensor, None]:
         """[batch, positions, heads, head_dim], from query, key and value as [batch, heads, positions, head_dim]."""
@@ -188,7 +190,9 @@ class _ModelAttention:
         if position_ids is not None:
             self._demand_positions(position_ids, causal)
         q, k, v = (each.transpose(1, 2) for each in (query, key, value))
-        keywords: CallKeywords = {**self.keywords, "causal": causal, "window": window, "scale": scaling}
+        keywords: CallKeywords = {
+            **self.keywords, "causal": causal, "window": window, "scale": scaling, "sinks": s_aux
+        }  # fmt: skip
         return attention(q, k, v, **keywords), None
 
     def _demand_positions(self, position_ids: torch.Tensor, causal: bool) -> None:

@@ -312,19 +312,29 @@ class SoftmaxPasses(AttentionPasses):
 
     `packed` are the tasks of the passes with the documents of this call, if schedules are those of any documents.
 
-    The forward pass has the inputs q, k, v and the outputs out, as `q` with the last dimension of v, and lse, [batch,
-    heads, positions].
+    The forward pass has the inputs q, k, v and sinks, [heads] or None, and the outputs out, as `q` with the last
+    dimension of v, and lse, [batch, heads, positions].
+
+    A sink is one more term exp(sink) in the sum of every softmax of a head, as if all queries saw a key with this score
+    whose value is 0. It only scales what the owner of a query has after all merges, so no message and no kernel call
+    has it: backward, all ranks get results and log-sum-exps that include the sink, with which weights of keys are
+    right. Its weight is exp(sink - lse), so its gradient is minus the sum of this weight times delta over queries.
     """
 
     kernel: Kernel
     scale: float
     packed: Sequence[AttentionTask] = ()
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor]]:
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
+    ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor]]:
         layer = self._layer(self.forward_schedule, {QUERIES: (q,), KEYS: (k, v)})
         with self.run(self.forward_schedule, layer, q.device) as copies:
             left = self.left_behind(copies)
-            out, lse = layer.output(copies, RESULTS, q.dtype)
+            out, lse = layer.output(copies, RESULTS, q.dtype if sinks is None else torch.float32)
+        if sinks is not None:
+            out = (out * torch.sigmoid(lse - sinks).unsqueeze(-1)).to(q.dtype)
+            lse = torch.logaddexp(lse, sinks.to(lse.dtype))
         return (out, lse.transpose(1, 2)), (left,)
 
     def saved(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], kept: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -332,8 +342,8 @@ class SoftmaxPasses(AttentionPasses):
 
     def backward(
         self, saved: Sequence[Tensor], dout: Tensor | None, dlse: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        schedule, (q, k, v, out, lse, left) = self.backward_schedule, saved
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        schedule, (q, k, v, sinks, out, lse, left) = self.backward_schedule, saved
         assert schedule is not None, "gradients were wanted when the call was planned"
         dout = torch.zeros_like(out) if dout is None else dout
         if dlse is not None:
@@ -342,7 +352,10 @@ class SoftmaxPasses(AttentionPasses):
         with self.run(schedule, layer, q.device, left) as copies:
             (dq,) = layer.output(copies, QUERY_GRADIENTS, dout.dtype)
             dk, dv = layer.output(copies, KEY_GRADIENTS, dout.dtype)
-        return dq, dk, dv
+        if sinks is None:
+            return dq, dk, dv, None
+        weights, delta = torch.exp(sinks - lse.transpose(1, 2)), fused.inner_products(dout, out)
+        return dq, dk, dv, -(weights * delta).sum((0, 1)).to(sinks.dtype)
 
     def _layer(self, schedule: Schedule, inputs: Inputs) -> AttentionLayer:
         packed = self.packed[schedule is self.backward_schedule] if self.packed else None

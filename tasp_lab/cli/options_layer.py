@@ -29,7 +29,7 @@ from tasp_lab.core.errors import ModelError, QuantityError
 from tasp_lab.core.units import count_of, parse_count, parse_size_bytes
 from tasp_lab.prediction.layout import Layout
 from tasp_lab.schedules.attention.options import AttentionOptions
-from tasp_lab.workload.layer import Work, Workload, expand_layers
+from tasp_lab.workload.layer import Work, Workload, expand_layers, window_of
 from tasp_lab.workload.ranges import ranges_of
 
 MAX_DOCUMENTS = 100_000
@@ -128,7 +128,8 @@ class LayerChoice:
         return AttentionOptions(**vars(self.choice))
 
 
-_PLAIN = {"kind": "softmax", "window": None, "decay": "none", "layers": None, "linear_kv_heads": None}
+_PLAIN = {"kind": "softmax", "window": None, "decay": "none", "layers": None, "linear_kv_heads": None,
+          "sinks": False}  # fmt: skip
 """What layers have that their model says nothing of."""
 
 
@@ -144,12 +145,14 @@ def layer_fields(model: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
         return dict(given)
     from tasp_lab.workload.models.catalogue import load_model
 
-    values = load_model(model).layer_values()
+    found = load_model(model)
+    values = found.layer_values()
     of_model = _PLAIN | {"value_dim": values["head_dim"]} | values
+    given = {name: window_of(value) if name == "window" else value for name, value in given.items()}
     for name, value in given.items():
         if name == "layers" and of_model["layers"] and _repeats(value, of_model["layers"]):
             values["layers"] = value
-        elif name not in of_model:
+        elif name not in of_model or (name == "window" and "W" in found.period and value == found.attention.window):
             values[name] = value
         elif of_model[name] != value:
             shown = "none" if of_model[name] is None else of_model[name]

@@ -38,7 +38,7 @@ from tasp_lab.workload.layer import Workload
 LAYER = "layer."
 """How names of numbers of a layer begin; all others are of the machine."""
 
-LAYER_NAMES = tuple(f"{LAYER}{each.name}" for each in fields(Workload))
+LAYER_NAMES = tuple(f"{LAYER}{each.name}" for each in fields(Workload) if each.name != "sinks")
 
 EXAMPLES = (
     "link.0-1",
@@ -227,16 +227,17 @@ def _field(override: Change) -> str:
 
 
 def _value(work: Workload, field: str, override: Change) -> object:
-    is_text, old = field in TEXTS, work.value_size if field == "value_dim" else getattr(work, field)
+    is_text = field in TEXTS or (field == "window" and "," in override.text)
+    old = work.value_size if field == "value_dim" else getattr(work, field)
     if override.times:
-        if is_text or field == "documents":
+        if is_text or field == "documents" or isinstance(old, tuple):
             raise OverrideError(f"override {override}: expected a new value, not a factor and no sum")
         if old is None:
             raise OverrideError(f"override {override}: the layer has no {field}, expected a number like 4096")
     count = Quantity("", lambda text: parse_count(text, override.name, least=0))
     if field == "documents":
         return tuple(int(override._replace(text=part).new(0, count)) for part in override.text.split(","))
-    return override.text if is_text else int(override.new(old or 0, count))
+    return override.text if is_text else int(override.new(0 if old is None or isinstance(old, tuple) else old, count))
 
 
 def _followed(work: Workload, changes: dict[str, Any]) -> dict[str, Any]:

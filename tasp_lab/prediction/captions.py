@@ -79,10 +79,14 @@ def layer_text(layer: Workload, passes: Pass) -> str:
     if layer.ranges is not None:
         of_mask = f"{attention} in {len(layer.ranges)} range{'s' if len(layer.ranges) > 1 else ''}"
     window = "" if layer.window is None else f" in a window of {layer.window}"
+    if isinstance(layer.window, tuple):
+        before, after = ("all" if side is None else side for side in layer.window)
+        window = f" in a window of {before} keys before and {after} after"
+    sinks = " with sinks" if layer.sinks else ""
     documents = "" if layer.documents is None else f" in {len(layer.documents)} documents"
     cached = f", {layer.cached_keys} of them cached" if layer.cached_keys else ""
     return (
-        f"{of_mask[0].upper()}{of_mask[1:]}{window}, {PASS_NAMES[passes]}, {batch}{layer.sequence} positions"
+        f"{of_mask[0].upper()}{of_mask[1:]}{window}{sinks}, {PASS_NAMES[passes]}, {batch}{layer.sequence} positions"
         f"{documents}{cached}, {layer.heads} heads{kv_heads} of {layer.widths}, {layer.dtype}"
     )
 

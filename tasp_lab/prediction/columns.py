@@ -18,6 +18,7 @@ from tasp_lab.core.units import Number, format_bandwidth, format_regret, format_
 from tasp_lab.machines.stack import shipping
 from tasp_lab.prediction.answer import Answer
 from tasp_lab.prediction.paired import setting_of
+from tasp_lab.workload.layer import window_text
 
 View = Literal["collective", "layer", "ranking", "study"]
 """Where columns stand: in predictions of collectives, in predictions of layers, in a ranking of `compare`, or in the
@@ -167,11 +168,15 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
     Column("ranges", "with `--ranges`: first query and end of queries, the same of keys, and kind, of each range",
            lambda a: [[[*each[0]], [*each[1]], each[2]] for each in a.layer.ranges or ()], LAYER,
            when=lambda a: a.layer.ranges is not None),
-    Column("window", "the most keys that a query attends to, or null", lambda a: a.layer.window, LAYER),
+    Column("window", "the most keys that a query attends to, or null; of a full mask a text of how many before and "
+           "after its position, -1 for all: `1023,-1`",
+           lambda a: window_text(a.layer.window) if isinstance(a.layer.window, tuple) else a.layer.window, LAYER),
     Column("documents", "lengths of packed documents, or null", lambda a: a.layer.documents and [*a.layer.documents],
            LAYER),
     Column("cached_keys", "with `--cached-keys`: positions with keys and values only", lambda a: a.layer.cached_keys,
            LAYER, when=lambda a: bool(a.layer.cached_keys)),
+    Column("sinks", "with `--sinks`: true, every softmax has a logit per head more", lambda a: a.layer.sinks, LAYER,
+           when=lambda a: a.layer.sinks),
     Column("pass", "`forward`, `backward` or `both`", lambda a: a.passing, LAYER),
     Column("dataflow", "of the backward pass: `rotate-kv`, `rotate-kv-back`, `rotate-q` or null", json=LAYER),
     Column("gradient_dtype", "of gradients that are sent (of a hybrid, of softmax layers); null in a forward pass",

@@ -96,8 +96,8 @@ def value_of(point: Point, axis: str) -> float | None:
     check_axis(axis)
     if axis in LAYER_NUMBERS or axis in NUMBERS:
         subject, field = (point.layer, LAYER_NUMBERS[axis]) if axis in LAYER_NUMBERS else (point.options, axis)
-        number: float | None = getattr(subject, field)
-        return number
+        number: object = getattr(subject, field)
+        return number if isinstance(number, int) else None  # a window on both sides is none
     if axis == NODES:
         return _machine_parts(point.machine)[1]
     factors = (found[1] for found in map(factor_of, point.overrides) if found is not None and found[0] == axis)

@@ -18,6 +18,7 @@ from tasp_lab.prediction.question import Question, Value
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.workload.kernel_shapes import Passing
 from tasp_lab.workload.layer import Workload
+from tasp_lab.workload.mask import Window
 from tasp_lab.workload.models.catalogue import load_model
 
 AS_IS = "as is"
@@ -51,7 +52,7 @@ class Point(Question):
 
 def _whole_numbers(of: type) -> list[str]:
     """The fields of a data class that are whole numbers."""
-    return [name for name, kind in get_type_hints(of).items() if kind in (int, int | None)]
+    return [name for name, kind in get_type_hints(of).items() if kind in (int, int | None, Window | None)]
 
 
 LAYER_NUMBERS = {"seq" if name == "sequence" else name: name for name in _whole_numbers(Workload)}
@@ -103,6 +104,8 @@ def _given(values: Mapping[str, Value], names: Iterable[str]) -> dict[str, Any]:
 def _check_whole(values: Mapping[str, Value], names: Iterable[str]) -> None:
     for name in names:
         value = values.get(name)
+        if name == "window" and isinstance(value, str):  # keys before and after, which the layer reads
+            continue
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
             raise StudyError(f"{name}: {value!r}, expected a whole number such as 8192 or 128Ki")
 

@@ -19,7 +19,7 @@ from tasp_lab.core.choices import AttentionKind as AttentionKind
 from tasp_lab.core.choices import Decay as Decay
 from tasp_lab.core.errors import WorkloadError
 from tasp_lab.core.units import count_of
-from tasp_lab.workload.mask import CAUSAL, MASKS, RANGES, Mask, mask_named
+from tasp_lab.workload.mask import CAUSAL, MASKS, RANGES, Mask, Window, mask_named
 from tasp_lab.workload.ranges import EXPECTED as EXPECTED_RANGES
 from tasp_lab.workload.ranges import MaskRange, check_ranges
 
@@ -90,7 +90,8 @@ class Workload:
     dtype : ``bf16``, ``fp16``, ``fp32`` or ``fp8``, of queries, keys, values and the output; fp8 is only predicted.
     mask : a name in `tasp_lab.workload.mask.MASKS`: ``causal``, a query attends to the keys at its own and earlier
         positions, or ``full``; `visible` is the mask itself.
-    window : with ``causal``, maximum number of keys per query, its own included; all if None.
+    window : with ``causal``, maximum number of keys per query, its own included; all if None. With ``full`` a pair, how
+        many keys before and after its own position a query attends to, None or -1: all; or a text, see `window_of`.
     documents : the number of positions of each document, in order, 0 allowed; one document if None.
     cached_keys : the number of first positions that have keys and values only, as in a KV cache, or a text; the queries
         are those of the other positions. Such a layer has no backward pass.
@@ -104,6 +105,8 @@ class Workload:
     value_dim : elements per head of values and of the output; equal to `head_dim` if None, see `value_size`.
     ranges : the mask as ranges of queries and keys, a `tasp_lab.workload.ranges.MaskRange` each, or a text; `mask` is
         then ``ranges``.
+    sinks : whether every softmax has one more term, of a logit per head (`runtime.attention`). It is applied by the
+        owner of a result, so it adds no bytes to messages and no FLOPs to pairs.
 
     Raises `WorkloadError` for invalid or unsupported values.
 
@@ -128,10 +131,12 @@ class Workload:
     dtype: Annotated[str, Option("Dtype of queries, keys, values and results.")] = "bf16"
     mask: Annotated[str, Option(f"{', '.join(MASKS)}; causal: queries attend to keys up to their position.")] = "causal"
     window: Annotated[
-        int | None,
+        Window | None,
         Option(
-            "Of a causal mask: the most keys that a query attends to.",
-            expected="a whole number or None; for flash-attn's (left, 0), window = left + 1",
+            "Of a causal mask: the most keys that a query attends to; of a full one: keys before and after its "
+            "position, such as 1023,1024, -1 for all.",
+            is_count=True,
+            expected="a whole number, a pair of keys before and after a query, or None",
         ),
     ] = None
     documents: Annotated[
@@ -177,6 +182,9 @@ class Workload:
     value_dim: Annotated[int | None, Option("Elements per head of values and results. Default: --head-dim.")] = field(
         default=None, metadata={"optional": True}
     )
+    sinks: Annotated[bool, Option("A logit per head in every softmax, as in gpt-oss; times and bytes stay.")] = field(
+        default=False, metadata={"optional": True}
+    )
 
     ranges: Annotated[
         tuple[MaskRange | Sequence[Any], ...] | str | None,
@@ -190,13 +198,14 @@ class Workload:
     def __post_init__(self) -> None:
         object.__setattr__(self, "sequence", count_of(self.sequence, "sequence"))
         object.__setattr__(self, "cached_keys", count_of(self.cached_keys, "cached keys", least=0))
+        object.__setattr__(self, "window", window_of(self.window))
         check_arguments(vars(self), arguments_of(Workload, WorkloadError))
         if self.kv_heads is None:
             object.__setattr__(self, "kv_heads", self.heads)
         for name in ("sequence", "batch", "heads", "kv_heads", "head_dim", "window", "cached_keys", "linear_kv_heads",
                      "value_dim"):  # fmt: skip
             value = getattr(self, name)
-            if value is None:
+            if value is None or isinstance(value, tuple):
                 continue
             if value < 1 and name not in ("cached_keys", "linear_kv_heads"):
                 raise WorkloadError(f"{name.replace('_', ' ')}: {value}, expected 1 or more")
@@ -209,10 +218,15 @@ class Workload:
             raise WorkloadError(f"unknown dtype {self.dtype!r}, expected one of {', '.join(ELEMENT_BYTES)}")
         self._check_ranges()
         mask = mask_named(self.mask)
-        if self.window is not None and not (mask.is_causal and mask.is_of_order):
-            raise WorkloadError(
-                f"window: {self.window} with the mask {self.mask}, expected a causal mask (--mask causal)"
-            )
+        is_causal = mask.is_causal and mask.is_of_order
+        if isinstance(self.window, tuple) and is_causal and self.window[1] == 0:  # a pair of flash-attn
+            before = self.window[0]
+            object.__setattr__(self, "window", None if before is None else before + 1)
+        if self.window is not None and not (mask.is_full if isinstance(self.window, tuple) else is_causal):
+            expected = "a causal mask (--mask causal), or a pair such as 7,7 with a full one"
+            if isinstance(self.window, tuple):
+                expected = f"{'0 keys after a query, or ' * is_causal}a full mask (--mask full)"
+            raise WorkloadError(f"window: {window_text(self.window)} with the mask {self.mask}, expected {expected}")
         self._check_kind()
         positions = self.sequence**2 * max(self.flops_per_pair, self.kv_bytes_per_position)
         state = self.batch * self.heads * self.head_dim * self.value_size
@@ -265,8 +279,12 @@ class Workload:
         object.__setattr__(self, "layers", expand_layers(self.layers) if self.layers else "")
         if self.kind == "softmax" and self.decay != "none":
             raise WorkloadError(f"decay {self.decay!r} of softmax attention, expected linear attention")
+        if self.kind == "linear" and self.sinks:
+            raise WorkloadError("sinks of linear attention, expected softmax attention, whose sums they are in")
         if self.kind == "linear" and self.window is not None:
-            raise WorkloadError(f"window: {self.window}, expected none for linear attention, whose state has no window")
+            raise WorkloadError(
+                f"window: {window_text(self.window)}, expected none for linear attention, whose state has no window"
+            )
         mask, of_kind = mask_named(self.mask), "a hybrid" if self.kind == "hybrid" else "linear attention"
         if self.kind != "softmax":
             if self.dtype == WHAT_IF_DTYPE:
@@ -294,7 +312,9 @@ class Workload:
             raise WorkloadError(f"layer {letter!r} of {self.kind} attention, expected L or S of a hybrid")
         if letter == "L":
             kv_heads = self.linear_kv_heads or self.kv_heads
-            return replace(self, kind="linear", layers="", window=None, kv_heads=kv_heads, linear_kv_heads=None)
+            return replace(
+                self, kind="linear", layers="", window=None, kv_heads=kv_heads, linear_kv_heads=None, sinks=False
+            )
         return replace(self, kind="softmax", layers="", decay="none", linear_kv_heads=None)
 
     @property
@@ -323,8 +343,11 @@ class Workload:
         >>> Workload(sequence=8, mask="causal", window=3).visible.high
         2
         """
-        limits = self.window is not None and self.window < self.sequence
-        return mask_named(self.mask).within(self.window if limits else None)
+        mask, window, farthest = mask_named(self.mask), self.window, self.sequence - 1
+        if isinstance(window, tuple):
+            before, after = (None if side is None or side >= farthest else side for side in window)
+            return mask.within((before, after))
+        return mask.within(None if window is None or window > farthest else window)
 
     @property
     def queries(self) -> int:
@@ -437,6 +460,37 @@ Work = int | Workload
 def is_left_out(value: object, each: Field[Any]) -> bool:
     """Whether a field of a dataclass is one that is shown only where it is given."""
     return bool(each.metadata.get("optional")) and getattr(value, each.name) == each.default
+
+
+def window_of(given: object) -> Any:
+    """A window as `Workload` has it, of a text of the command line or a pair of flash-attn, where -1 is no limit.
+
+    >>> window_of("4Ki"), window_of("1023,-1"), window_of([7, 0]), window_of((-1, None))
+    (4096, (1023, None), (7, 0), None)
+
+    Raises `WorkloadError` for what is no pair; what is neither a text nor a sequence is returned as it is.
+    """
+    found = given
+    if isinstance(given, str):
+        parts = [-1 if part.strip() == "-1" else count_of(part, "window", least=0) for part in given.split(",")]
+        found = parts[0] if len(parts) == 1 else parts
+    if not isinstance(found, Sequence | Set):
+        return found
+    sides = [-1 if side is None else side for side in found]
+    if isinstance(found, Set) or len(sides) != 2 or not all(is_whole(side) and side >= -1 for side in sides):
+        raise WorkloadError(f"window: {str(given)[:40]}, expected how many keys before and after a query, such as "
+                            "1023,1024, with -1 for no limit")  # fmt: skip
+    before, after = (None if side == -1 else index(side) for side in sides)
+    return None if before is after is None else (before, after)
+
+
+def window_text(window: Window) -> str:
+    """As the command line takes it.
+
+    >>> window_text(512), window_text((1023, None))
+    ('512', '1023,-1')
+    """
+    return ",".join("-1" if side is None else f"{side}" for side in (window if isinstance(window, tuple) else [window]))
 
 
 def documents_of(cu_seqlens: Sequence[int]) -> tuple[int, ...]:

@@ -18,6 +18,9 @@ from tasp_lab.core.errors import WorkloadError, unknown
 if TYPE_CHECKING:
     from tasp_lab.core.arrays import IntArray
 
+Window = int | tuple[int | None, int | None]
+"""The most keys of a query, its own and those before; or how many keys before and after its own, None: no limit."""
+
 Positions = TypeVar("Positions", int, "IntArray")
 """One run of positions, or many."""
 
@@ -69,13 +72,18 @@ class Mask:
         """
         return self.name if self.is_causal else f"{self.name} mask"
 
-    def within(self, window: int | None) -> Mask:
-        """The mask that also limits the keys of a query to a sliding window: its own and those before, None: to all.
+    def within(self, window: Window | None) -> Mask:
+        """The mask that also limits the keys of a query to a sliding window; None: to all.
 
         >>> CAUSAL.within(3)
         Mask(name='causal', low=0, high=2, balanced_layout='zigzag')
+        >>> FULL.within((3, 1))
+        Mask(name='full', low=-1, high=3, balanced_layout='contiguous')
         """
-        return self if window is None else replace(self, high=window - 1)
+        if window is None:
+            return self
+        before, after = window if isinstance(window, tuple) else (window - 1, None)
+        return replace(self, low=self.low if after is None else -after, high=before)
 
     def band(
         self, ahead: Positions, queries: Positions, keys: Positions, stride: int = 1

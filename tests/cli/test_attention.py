@@ -69,6 +69,16 @@ def test_a_row_says_what_was_asked_and_what_comes_of_it(tell: Tell) -> None:
     assert row["exposed_s"] == row["time_s"] - row["compute_s"]
 
 
+def test_a_window_on_both_sides_is_a_text_and_has_its_pairs(tell: Tell) -> None:
+    """Of 4096 queries all but the first 100 have 100 keys before their own, and all but the last 7 have 7 after it."""
+    row = one(tell, "full-mesh:4", "ring-attention", *LAYER, "--mask", "full", "--window", "100,7")
+    assert row["window"] == "100,7"
+    assert row["flops"] == 4 * 8 * 64 * (4096 * 108 - 100 * 101 // 2 - 7 * 8 // 2)
+    flash = one(tell, "full-mesh:4", "tasp", *LAYER, "--window", "100,0")
+    assert flash == one(tell, "full-mesh:4", "tasp", *LAYER, "--window", "101")
+    assert one(tell, "full-mesh:4", "tasp", *LAYER, "--window=-1,-1")["window"] is None
+
+
 def test_cached_keys_are_told_where_there_are_some(tell: Tell) -> None:
     """3/4 of 4096 positions: 1024 queries see 3072 keys, and those of each other up to their own."""
     causal = ("full-mesh:4", "token-ring", *LAYER, "--mask", "causal")

@@ -42,6 +42,21 @@ def test_values_may_be_narrower_than_keys(tell: Tell) -> None:
     assert row(tell, *model, "--value-dim", "128") == row(tell, *model)
 
 
+def test_sinks_and_windows_of_gpt_oss(tell: Tell) -> None:
+    """A layer of both kinds; sinks change no number."""
+    model, sizes = ("--schedule", "tasp", "--model", "gpt-oss-20b"), ("--heads", "64", "--kv-heads", "8")
+    options = ("--schedule", "tasp", *sizes, "--head-dim", "64", "--mask", "causal")
+    for window in ((), ("--window", "128")):
+        found, plain = row(tell, *model, *window), row(tell, *options, *window)
+        assert found.pop("sinks") is True
+        assert "sinks" not in plain
+        assert found == plain
+        assert row(tell, *options, *window, "--sinks") == found | {"sinks": True}
+    code, out, err = tell("predict", "full-mesh:4", *SHORT, *model, "--window", "128")
+    assert code == 0, err
+    assert "Causal attention in a window of 128 with sinks, forward, 2048 positions, 64 heads (8 KV) of 64" in out
+
+
 def test_compare_takes_one(tell: Tell) -> None:
     code, out, err = tell("compare", "full-mesh:2", *SHORT, "--model", "qwen3-8b", "--schedule", "tasp")
     assert code == 0, err

@@ -19,12 +19,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 
-from runtime import attention_with_lse, linear_attention, prepare
+from runtime import SequenceParallelAttention, attention_with_lse, linear_attention, prepare
 from runtime.kernels import fused
-from tasp_lab.core.errors import RunError, WorkloadError
-from tasp_lab.schedules.attention.backward import DATAFLOWS
+from runtime.sequence_parallel.sharding import shard
+from tasp_lab.core.errors import RunError, TaspLabError, WorkloadError
+from tasp_lab.schedules.attention.backward import DATAFLOWS, attention_passes
 from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.build import attention_layout
 from tasp_lab.schedules.registry import attention_names_on, state_schedules
+from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.runtime.test_layers_on_ranks import linear
 from tests.support.linear_recurrence import recurrence
@@ -50,11 +53,19 @@ def dlse_of(work: Workload) -> Tensor:
     return torch.randn(work.batch, work.sequence, work.heads, generator=torch.Generator().manual_seed(4))
 
 
-def outputs_in_float64(work: Workload, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """The result and its log-sum-exp, [batch, positions, heads], differentiated by torch."""
+def sinks_of(work: Workload) -> list[Tensor]:
+    """The sinks of a layer, if it has some: as large as scores, far below them, and so large that keys hardly count."""
+    return [torch.tensor([0.7, -20.0, 6.0, -0.4, *range(work.heads)])[: work.heads]] if work.sinks else []
+
+
+def outputs_in_float64(work: Workload, q: Tensor, k: Tensor, v: Tensor, *sinks: Tensor) -> tuple[Tensor, Tensor]:
+    """The result and its log-sum-exp, [batch, positions, heads], differentiable; a sink is a key of value 0."""
     k, v = (x.repeat_interleave(work.heads // work.kv_head_count, 2) for x in (k, v))
     scores = torch.einsum("bihd,bjhd->bhij", q, k) * work.head_dim**-0.5
     scores = scores.masked_fill(~seen_by(work), -torch.inf)
+    for each in sinks:
+        scores = torch.cat([scores, each.view(-1, 1, 1).expand(*scores.shape[:3], 1)], -1)
+        v = torch.cat([v, torch.zeros_like(v[:, :1])], 1)
     return torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v), scores.logsumexp(-1).transpose(1, 2)
 
 
@@ -75,7 +86,7 @@ LOSSES = [Loss(1, 1), Loss(None, 1), Loss(0, 1), Loss(1e-12, 1), Loss(1, 1e3), L
 
 
 def gradients(work: Workload, loss: Loss) -> list[Tensor]:
-    whole = [x.double().requires_grad_() for x in layer_of(work)]
+    whole = [x.double().requires_grad_() for x in (*layer_of(work), *sinks_of(work))]
     of_loss = loss.of(*outputs_in_float64(work, *whole), dout_of(work).double(), dlse_of(work).double())
     return list(torch.autograd.grad(of_loss, whole, materialize_grads=True))
 
@@ -89,22 +100,26 @@ Case = tuple[Workload, str, Loss, dict[str, Any]]
 
 
 def differentiated(cases: Sequence[Case]) -> list[list[tuple[float, float]]]:
-    """On a rank: of each case the squares of errors of the gradients, and of the gradients."""
+    """On a rank: of each case the squares of errors of the gradients, and of the gradients; those of sinks are sums."""
     found = []
     for work, name, loss, keywords in cases:
         here = Shard(work, name)
-        out, lse = attention_with_lse(*here.inputs, schedule=name, **keywords_of(work), **keywords)
+        sinks = [each.requires_grad_() for each in sinks_of(work)]
+        given = {"sinks": sinks[0]} if sinks else {}
+        out, lse = attention_with_lse(*here.inputs, schedule=name, **keywords_of(work), **given, **keywords)
         of_loss = loss.of(out, lse.transpose(1, 2), here.dout, here.of(dlse_of(work)))
-        grads = torch.autograd.grad(of_loss, here.inputs)
-        assert [x.dtype for x in grads] == [x.dtype for x in here.inputs]
-        found.append(squares(grads, [here.of(x) for x in gradients(work, loss)]))
+        grads, expected = torch.autograd.grad(of_loss, (*here.inputs, *sinks)), gradients(work, loss)
+        assert [x.dtype for x in grads] == [x.dtype for x in (*here.inputs, *sinks)]
+        for each in grads[3:]:
+            dist.all_reduce(each)
+        found.append(squares(grads, [*map(here.of, expected[:3]), *expected[3:]]))
     return found
 
 
 def check(cases: Sequence[Case], world_size: int, most: float) -> None:
     """Errors of a gradient that is 0 are relative to those of the queries."""
     for case, *of_ranks in zip(cases, *succeeded(on_ranks(differentiated, world_size, cases)), strict=True):
-        queries, *keys_and_values = ([rank[at] for rank in of_ranks] for at in range(3))
+        queries, *keys_and_values = ([rank[at] for rank in of_ranks] for at in range(len(of_ranks[0])))
         (error,) = relative_errors([[each] for each in queries])
         scale = sum(expected for _, expected in queries)
         errors = [(sum(x for x, _ in each) / (sum(y for _, y in each) or scale)) ** 0.5 for each in keys_and_values]
@@ -139,6 +154,33 @@ def test_gradients_of_the_log_sum_exp_in_half_precision(dtype: Any, most: float)
     check([(layer, name, loss, {}) for name, loss in product(names, losses)], 2, most)
 
 
+WITH_SINKS = [replace(work, sinks=True) for work in LAYERS]
+
+
+@pytest.mark.parametrize("world_size", [3, 4, 8])
+def test_gradients_of_sinks_by_every_schedule(world_size: int) -> None:
+    """Those of ranks add up to those of one process, also where the loss is of results or of log-sum-exps alone."""
+    names = [name for name in attention_names_on(world_size) if world_size == 4 or "ulysses" not in name]
+    layers = WITH_SINKS if world_size == 4 else WITH_SINKS[:3]
+    check([(layers[at % len(layers)], name, LOSSES[at % 3], {}) for at, name in enumerate(names)], world_size, 1e-5)
+
+
+def test_sinks_with_padded_heads_other_kernels_and_dataflows() -> None:
+    padded = replace(WITH_SINKS[0], heads=14, kv_heads=2, value_dim=None)
+    cases: list[Case] = [(padded, "ulysses", LOSSES[0], {"options": AttentionOptions("both", padded_heads=True)})]
+    cases += [
+        (work, "tasp", loss, {"options": AttentionOptions("both", dataflow=dataflow), "kernel": kernel})
+        for (work, loss), kernel in zip(product(WITH_SINKS, LOSSES[:2]), ("sdpa", "reference") * 4, strict=True)
+        for dataflow in DATAFLOWS
+    ]
+    check(cases, 4, 1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("bf16", 2e-2), ("fp16", 4e-3)])
+def test_gradients_of_sinks_in_half_precision(dtype: Any, most: float) -> None:
+    check([(replace(work, dtype=dtype), "tasp", LOSSES[0], {}) for work in WITH_SINKS[:2]], 3, most)
+
+
 def close(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
     return all(torch.allclose(x.double(), y.double(), 1e-4, 1e-5) for x, y in zip(found, expected, strict=True))
 
@@ -162,6 +204,61 @@ def partly_on_rank() -> None:
         out, lse = attend(*here.inputs)
         loss = losses[here.rank].of(out, lse.transpose(1, 2), here.dout, here.of(dlse_of(work)))
         assert close(torch.autograd.grad(loss, here.inputs), expected)
+
+
+def sinks_on_rank() -> list[str]:
+    """On a rank: a layer with sinks called in every way; and what is refused."""
+    work, world_size = WITH_SINKS[0], dist.get_world_size()
+    here, (sinks,) = Shard(work, "tasp"), sinks_of(work)
+    call = partial(attention_with_lse, schedule="tasp", causal=True)
+    expected = [x.detach() for x in call(*here.inputs, sinks=sinks)]
+    prepared = prepare(*here.inputs, sinks=sinks, schedule="tasp", causal=True)
+    again = partial(checkpoint, call, use_reentrant=False)
+    built = attention_passes("tasp", full_mesh(world_size), replace(work, sinks=False))
+    for attend in (partial(prepared.with_lse, sinks=sinks), partial(again, sinks=sinks),
+                   partial(call, sinks=sinks, schedule=built)):  # fmt: skip
+        assert close(attend(*here.inputs), expected)
+    module = SequenceParallelAttention(schedule="tasp", causal=True, sinks=torch.nn.Parameter(sinks))
+    (module(*here.inputs) * here.dout).sum().backward()
+    (parameter,) = module.parameters()
+    assert parameter is module.sinks
+    whole = [x.double().requires_grad_() for x in (*layer_of(work), sinks)]
+    out, lse = outputs_in_float64(work, *whole)
+    (of_sinks,) = torch.autograd.grad((out * dout_of(work)).sum(), whole[3:])
+    dist.all_reduce(parameter.grad)
+    assert close([parameter.grad], [of_sinks])
+    # Of cached keys there are no gradients; the queries are those of the other positions.
+    cached = replace(work, cached_keys=9)
+    layout = attention_layout("tasp", cached, world_size)
+    after = layout.after(9)
+    q, k, v = layer_of(work)
+    with torch.no_grad():
+        new = call(shard(q[:, 9:], after, here.rank), *(shard(x, layout, here.rank) for x in (k, v)), cached_keys=9,
+                   sinks=sinks)  # fmt: skip
+    wanted = shard(out[:, 9:].detach(), after, here.rank), shard(lse[:, 9:].detach(), after, here.rank).transpose(1, 2)
+    assert close(new, wanted)
+    refused = []
+    for attend, wrong in (
+        (call, sinks[:3]), (call, sinks.long()), (call, 0.5), (call, None if here.rank else sinks),
+        (prepared.with_lse, None), (prepared.with_lse, sinks.double()),
+    ):  # fmt: skip
+        with pytest.raises(TaspLabError) as error:
+            attend(*here.inputs, sinks=wrong)
+        refused.append(str(error.value))
+    return refused
+
+
+def test_layers_with_sinks_are_called_in_every_way() -> None:
+    for refused in succeeded(on_ranks(sinks_on_rank, 3)):
+        assert refused == [
+            "sinks is [3] of torch.float32 on cpu, expected [4], one for each head of q, of a floating dtype on cpu",
+            "sinks is [4] of torch.int64 on cpu, expected [4], one for each head of q, of a floating dtype on cpu",
+            "sinks: 0.5 of type float, expected a torch.Tensor or None",
+            "rank 1: sinks is False, on rank 0 it is True",
+            "sinks is None, expected [4] of torch.float32 on cpu, for which the layer was prepared",
+            "sinks is [4] of torch.float64 on cpu, expected [4] of torch.float32 on cpu, for which the layer was "
+            "prepared",
+        ]
 
 
 def test_each_rank_may_have_a_loss_of_another_output() -> None:

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.distributed
 Tensor = torch.Tensor
 
 NAN = float("nan")
-WHOLE = "a whole number or None; for flash-attn's (left, 0), window = left + 1"
+WHOLE = "a whole number, a pair of keys before and after a query, or None"
 
 
 class Eight(IntEnum):
@@ -76,12 +76,17 @@ KEYWORDS: list[tuple[tuple[Call, ...], dict[str, Any], str]] = [
         ((attend, attend_prepared), {"window": value}, f"window: {shown}, expected {WHOLE}")
         for value, shown in [
             (8.7, "8.7 of type float"), ("8", "'8' of type str"), (True, "True of type bool"),
-            (NAN, "nan of type float"), ((127, 0), "(127, 0) of type tuple"),
+            (NAN, "nan of type float"), ({127}, "{127} of type set"),
             (np.float32(8), "np.float32(8.0) of type float32"), (torch.tensor(8), "tensor(8) of type Tensor"),
             (Fraction(8), "Fraction(8, 1) of type Fraction"),
         ]
     ),
     ((attend,), {"window": 0}, "window: 0, expected 1 or more"),
+    *(
+        ((attend,), {"window": pair}, f"window: {pair}, expected how many keys before and after a query, such as 1023,")
+        for pair in [(1, 2, 3), [4], (-2, 0), (1.5, 0), (True, 0)]
+    ),
+    ((attend,), {"window": (7, 1)}, "window: 7,1 with the mask causal, expected 0 keys after a query, or a full mask"),
     ((attend,), {"window": -(10**30)}, "window: -1"),
     ((attend,), {"cached_keys": 12.9}, "cached keys: 12.9 of type float, expected a whole number"),
     ((attend,), {"cached_keys": True}, "cached keys: True of type bool"),

@@ -29,7 +29,8 @@ from tests.support.ranks import on_ranks
 transformers = pytest.importorskip("transformers")
 
 IMPORTED_BY_RANKS = tuple(
-    f"transformers.models.{kind}.modeling_{kind}" for kind in ("llama", "mistral", "qwen2_moe", "bert", "deepseek_v3")
+    f"transformers.models.{kind}.modeling_{kind}"
+    for kind in ("llama", "mistral", "qwen2_moe", "bert", "deepseek_v3", "gpt_oss")
 )
 SIZES = {
     "vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -62,6 +63,13 @@ CONFIGURATIONS = {
         "topk_group": 1,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 32,
+    },
+    "gpt_oss": {  # sinks, and a window in every second layer
+        "head_dim": 16,
+        "sliding_window": 20,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "attention_bias": True,
     },
     "llama, full": {"is_causal": False},
     "bert": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
@@ -136,6 +144,7 @@ CASES = [
     ("mistral", "tasp"),
     ("bert", "tasp"),
     ("deepseek_v3", "ulysses"),
+    ("gpt_oss", "tasp"),
 ]
 MORE_CASES = [
     ("llama, checkpoints", "tasp"),
@@ -227,7 +236,7 @@ KEYS = torch.randn(1, 2, 10, 16)
     ({"dropout": 0.1}, "attention dropout: 0.1, expected 0"),
     ({"key": KEYS, "value": KEYS}, "9 queries and 10 keys"),
     ({"softcap": 50.0}, "the model passes softcap"),
-    ({"s_aux": torch.zeros(4)}, "the model passes s_aux"),
+    ({"s_aux": torch.zeros(5)}, "sinks is [5] of torch.float32 on cpu, expected [4]"),
     ({"position_bias": torch.zeros(1, 4, 9, 9)}, "the model passes position_bias"),
     ({"cu_seq_lens_q": torch.tensor([0, 4, 9])}, "the model passes cu_seq_lens_q"),
     ({"output_attentions": True}, "the model passes output_attentions"),
@@ -259,7 +268,6 @@ def test_a_layer_with_nothing_special_is_computed() -> None:
     ("llama4_text", {}, "the model has a custom mask"),  # chunks
     ("gemma3_text", {"use_bidirectional_attention": True}, "the model has a custom mask"),
     ("gemma2", {}, "the model passes softcap"),
-    ("gpt_oss", {}, "the model passes s_aux"),
 ])  # fmt: skip
 @pytest.mark.usefixtures("group_of_one")
 def test_what_a_model_cannot_do_is_refused(kind: str, changes: dict[str, Any], expected: str) -> None:

@@ -185,6 +185,22 @@ def test_linear_layers(world_size: int) -> None:
     check(cases, world_size)
 
 
+ON_BOTH_SIDES = [
+    Workload(67, batch=2, heads=12, kv_heads=6, head_dim=8, dtype="fp32", mask="full", window=(9, 20)),
+    Workload(53, heads=12, head_dim=8, dtype="fp32", mask="full", window=(0, 30), value_dim=5),
+    Workload(70, heads=12, kv_heads=2, head_dim=8, dtype="fp32", mask="full", documents=DOCUMENTS, window=(6, 4)),
+    Workload(61, heads=12, kv_heads=1, head_dim=8, dtype="fp32", mask="full", window=(None, 3)),
+]
+
+
+@pytest.mark.parametrize("world_size", [3, 4, 8])
+def test_windows_on_both_sides(world_size: int) -> None:
+    """The first of each schedule, and of circulations one more, whose rings block by block have other bands."""
+    names = [name for name in names_of(ON_BOTH_SIDES[0], world_size) if world_size < 8 or "ulysses" not in name]
+    cases = [Case(ON_BOTH_SIDES[at % 4], name) for at, name in enumerate([*names, *CIRCULATIONS, *CIRCULATIONS])]
+    check(built_once(cases, world_size), world_size)
+
+
 UNEVEN = {
     3: [("ulysses", 5, 5), ("staged-ulysses", 14, 7)],
     4: [("ulysses", 14, 14), ("staged-ulysses", 14, 14), ("ulysses", 14, 2), ("ulysses", 13, 1), ("ulysses", 6, 2),

@@ -127,8 +127,10 @@ def options_for(draw: st.DrawFn, name: str) -> AttentionOptions:
     return AttentionOptions("both", **{option: OTHERS[option] for option in applying})
 
 
-NOT_COMPUTED = ("expected as many heads or more", "expected a causal mask", "expected none or head")
-"""Reasons not to compute a layer: fewer heads than ranks share, chains, and keys that carry no gates."""
+NOT_COMPUTED = ("expected as many heads or more", "expected a causal mask", "expected none or head",
+                "expected groups of equal size")  # fmt: skip
+"""Reasons not to compute a layer: fewer heads than ranks share, chains, keys that carry no gates, and KV heads that
+pieces of states do not divide."""
 
 
 def applies(name: str, layer: Work, n: int = N, options: AttentionOptions = BOTH) -> bool:

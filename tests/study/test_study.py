@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tasp_lab import load_study, predict
 from tasp_lab.core.errors import ProfileError, StudyError, TaspLabError
+from tasp_lab.study.axis import value_of
 from tasp_lab.study.check import check_study
 from tasp_lab.study.point import AS_IS
 from tasp_lab.study.run import run_study
@@ -62,6 +63,19 @@ def test_axes_move_together() -> None:
     study = load_study(study_of(study={"zip": [["n", "heads"]]}, layer={"heads": [2, 8]}))
     assert {(each.machine, each.layer.heads) for each in study.points()} == {("full-mesh:2", 2), ("full-mesh:4", 8)}
     assert study.count == 2 * 4 * 3
+
+
+def test_windows_are_an_axis_of_numbers_and_of_pairs() -> None:
+    windows = [512, "1Ki", "2047,0", "-1,0"]
+    points = list(load_study(study_of(layer={"window": windows, "seq": 8192})).points())
+    assert {each.label("window"): each.layer.window for each in points} == dict(
+        zip([512, 1024, *windows[2:]], [512, 1024, 2048, None], strict=True)
+    )
+    layers = {"window": ["7,9", "-1,4"], "mask": "full", "sinks": [True, False]}
+    both = list(load_study(study_of(layer=layers)).points())
+    assert {each.layer.window for each in both} == {(7, 9), (None, 4)}
+    assert [value_of(each, "window") for each in (points[0], both[0])] == [512, None]
+    assert len({each.key() for each in both}) == len(both)
 
 
 def test_missing_parts_are_an_axis() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -53,7 +54,15 @@ def pairs_seen(layer: Workload) -> BoolArray:
         assert mask.low is not None
         assert mask.high is not None
         seen &= (mask.low <= ahead) & (ahead <= mask.high)
-    return seen if layer.window is None else seen & (ahead < layer.window)
+    return seen & in_window(layer, ahead)
+
+
+def in_window(layer: Workload, ahead: Any) -> Any:
+    """Whether the window of a layer lets a query see a key that it is so many positions ahead of; also of arrays."""
+    n, window = layer.sequence, layer.window
+    before, after = (window - 1, n) if isinstance(window, int) else window or (n, n)
+    before, after = (n if side is None else side for side in (before, after))
+    return (-after <= ahead) & (ahead <= before)
 
 
 @st.composite

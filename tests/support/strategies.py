@@ -57,6 +57,10 @@ value_dims = st.none() | st.integers(1, 4)
 """Elements per head of values: as many as of keys, fewer or more."""
 
 
+windows_on_both_sides = st.tuples(*[st.none() | st.integers(0, 12)] * 2)
+"""How many keys before and after its own position a query sees, None: all."""
+
+
 @st.composite
 def attention_layers(draw: st.DrawFn, max_positions: int = 40, packed: bool = True) -> Workload:
     """Small layers: any length and values, grouped heads, both masks, windows; `packed`: also documents, some empty,
@@ -74,7 +78,7 @@ def attention_layers(draw: st.DrawFn, max_positions: int = 40, packed: bool = Tr
         head_dim=draw(st.integers(1, 3)),
         value_dim=draw(value_dims),
         mask="causal" if mask == "causal" else "full",
-        window=draw(st.none() | st.integers(1, max_positions)) if mask == "causal" else None,
+        window=draw(st.none() | (st.integers(1, max_positions) if mask == "causal" else windows_on_both_sides)),
         documents=documents,
     )
     if kind != "ranges":

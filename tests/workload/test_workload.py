@@ -12,11 +12,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tasp_lab.core.errors import WorkloadError
+from tasp_lab.core.errors import TaspLabError, WorkloadError
 from tasp_lab.prediction.provenance import plain
 from tasp_lab.schedules.attention.forward import attention
+from tasp_lab.schedules.build import attention_layout
 from tasp_lab.topology.builders import full_mesh
-from tasp_lab.workload.layer import ELEMENT_BYTES, MAX_POSITIONS, Workload, documents_of
+from tasp_lab.workload.layer import ELEMENT_BYTES, MAX_POSITIONS, Workload, documents_of, window_of, window_text
+from tasp_lab.workload.sequence_layout import LAYOUTS
 
 BATCH, GROUP, KV_HEADS, HEAD_DIM = 3, 5, 7, 11
 GOOD: dict[str, Any] = {"sequence": 64, "batch": BATCH, "heads": GROUP * KV_HEADS, "kv_heads": KV_HEADS}
@@ -132,6 +134,61 @@ def test_a_window_has_at_least_the_own_key(window: int) -> None:
 @given(st.integers(1))
 def test_a_window_needs_the_causal_mask(window: int) -> None:
     assert "a causal mask" in refused(window=window, mask="full")
+
+
+sides = st.none() | st.integers(0, 40)
+
+
+@given(sides, sides, st.sampled_from(["full", "causal"]))
+def test_a_pair_is_how_many_keys_before_and_after_a_query(before: int | None, after: int | None, mask: str) -> None:
+    """In every form; of a causal mask a pair with 0 keys after is the window that it always had."""
+    pair = (before, -1 if after is None else after)
+    text = ",".join("-1" if side is None else str(side) for side in (before, after))
+    if mask == "causal" and after != 0 and (before, after) != (None, None):
+        assert refused(mask=mask, window=pair).endswith("expected 0 keys after a query, or a full mask (--mask full)")
+        return
+    layers = [Workload(30, heads=1, mask=mask, window=each) for each in (pair, [*pair], text)]  # type: ignore[arg-type]
+    assert layers[0] == layers[1] == layers[2]
+    seen = layers[0].visible
+    for query in range(30):
+        first = 0 if before is None else max(0, query - before)
+        last = 29 if after is None else min(29, query + after)
+        assert seen.keys_of(query, 0, 30) == slice(first, last + 1 if mask == "full" or after == 0 else query + 1)
+    if mask == "causal" and before is not None:
+        assert layers[0] == Workload(30, heads=1, mask=mask, window=before + 1)
+        assert layers[0].window == before + 1
+    if window_of(text) is not None:
+        assert window_text(window_of(text)) == text
+
+
+@pytest.mark.parametrize(
+    "window", ["1,2,3", "-2,0", "1.5,0", "a,b", ",", "4,", "", (1, 2, 3), (-2, 1), (1, "2"), {3, 4}]
+)
+def test_what_is_no_window_is_refused_in_one_line(window: object) -> None:
+    with pytest.raises(TaspLabError, match=r"\Awindow.*expected .*\Z"):
+        Workload(8, mask="full", window=window)  # type: ignore[arg-type]
+
+
+def test_no_mask_but_a_full_one_has_windows_on_both_sides() -> None:
+    assert refused(mask="full", kind="linear", window=(3, 3)).startswith("window: 3,3, expected none for linear")
+    assert Workload(8, heads=1, mask="full", kind="linear", window=(None, -1)).window is None
+
+
+@pytest.mark.parametrize("name", ["contiguous", "zigzag", "striped"])
+@given(st.integers(2, 6), st.integers(0, 12), st.integers(0, 12))
+def test_layouts_balance_a_window_on_both_sides_up_to_its_ends(name: str, n: int, before: int, after: int) -> None:
+    """All queries but the first and last ones of the sequence see as many keys: 1 + before + after."""
+    layer = Workload(24 * n, heads=1, mask="full", window=(before, after))
+    layout, width = LAYOUTS[name](layer.sequence, n), 1 + before + after
+    pairs = [
+        sum(len(range(24 * n)[layer.visible.keys_of(int(query), 0, 24 * n)]) for query in layout.positions(rank))
+        for rank in range(n)
+    ]
+    lost = [24 * width - each for each in pairs]
+    assert sum(lost) == before * (before + 1) // 2 + after * (after + 1) // 2
+    if name == "contiguous":
+        assert (lost[0] + lost[-1], lost[1:-1]) == (sum(lost), [0] * (n - 2))
+    assert attention_layout("tasp", layer, n).name == "contiguous"
 
 
 def test_a_window_longer_than_the_sequence_is_no_window() -> None:

@@ -3,8 +3,8 @@
 A new architecture is an entry of `_ARCHITECTURES`: the fields of its configuration that are read. Names, and the values
 of missing fields, are those of transformers (``src/transformers/models/*/configuration_*.py``).
 
-Not counted, as they cost next to nothing: sinks, softcaps, norms of heads beyond their parameters, biases of output
-projections and experts. Parts for images are ignored, as are layers that predict several tokens.
+Not counted, as they cost next to nothing: parameters of sinks, softcaps, norms of heads beyond their parameters, biases
+of output projections and experts. Parts for images are ignored, as are layers that predict several tokens.
 """
 
 from __future__ import annotations
@@ -197,6 +197,7 @@ def _attention(architecture: str, sizes: dict[str, Any], window: int | None) -> 
         window=window,
         biases=sizes["attention_bias"] or architecture in _BIASES,
         head_norms=architecture in _HEAD_NORMS,
+        sinks=architecture == "gpt_oss",
     )
 
 

@@ -38,6 +38,7 @@ class Attention(Record, frozen=True, forbid_unknown_fields=True):
     biases : whether projections of queries, keys and values have biases.
     head_norms : whether each head of queries and keys is normalised.
     latent : the low ranks of latent attention, if it is that.
+    sinks : whether each head has a learned sink, see `Workload`.
     repeats_kv : whether keys and values are repeated for all query heads before attention, as by software whose kernel
         has no groups of heads. They travel like that; projections stay the same.
     """
@@ -50,6 +51,7 @@ class Attention(Record, frozen=True, forbid_unknown_fields=True):
     biases: bool = False
     head_norms: bool = False
     latent: Latent | None = None
+    sinks: bool = False
     repeats_kv: bool = False
 
     @property
@@ -216,6 +218,8 @@ class Model(Record, frozen=True, forbid_unknown_fields=True):
             values["value_dim"] = attention.value_size
         if attention.window is not None and "W" not in period:
             values["window"] = attention.window
+        if attention.sinks:
+            values["sinks"] = True
         if "L" not in period:
             return values
         values["decay"], linear_kv_heads = linear.decay, linear.kv_heads or attention.heads

@@ -30,6 +30,7 @@ from tasp_lab.schedules.registry import attention_names_on
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tests.support.kernel_calls import calls_of
+from tests.support.masks import in_window
 from tests.support.mutations import is_right_in_orders
 from tests.support.numeric_tasks import numbers_of
 from tests.support.schedules import task_of, time_s
@@ -58,7 +59,7 @@ def seen(layer: Workload) -> set[tuple[int, int]]:
         (query, key)
         for query in range(layer.cached_keys, layer.sequence)
         for key in range(layer.sequence if layer.mask == "full" else query + 1)
-        if layer.window is None or query - key < layer.window
+        if in_window(layer, query - key)
     }
 
 
