@@ -156,6 +156,8 @@ def layer_fields(model: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
             values[name] = value
         elif of_model[name] != value:
             shown = "none" if of_model[name] is None else of_model[name]
+            if name == "window" and "W" in found.period:
+                shown = f"{found.attention.window} in some layers"
             raise ModelError(f"{name.replace('_', ' ')}: {value} with the model {model!r}, which has {shown}; expected "
                              "one of the two")  # fmt: skip
     return values
