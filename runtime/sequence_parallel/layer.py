@@ -45,7 +45,7 @@ Tensor = torch.Tensor
 Inputs = Mapping[int, Sequence[Tensor]]
 """Tensors of a shard, [batch, its positions of that tensor, heads, ...], of any strides; they are not copied.
 
-`KEYS`: k and v. `QUERIES`: q; backward also the gradient of the result, its log-sum-exp and the result.
+`KEYS`: k and v, or k alone where values are a part of it. `QUERIES`: q; backward also the gradient of the result, its log-sum-exp and the result.
 """
 
 
@@ -64,8 +64,8 @@ class AttentionLayer(Work):
         self._task, self._rank = packed or task_of(schedule, AttentionTask), rank
         self._kernel, self._scale = kernel, scale
         layer, (kv_heads, heads) = self._task.workload, (inputs[each][0].shape[2] for each in (KEYS, QUERIES))
-        self._own = kv_heads, heads // kv_heads
         self._padded = layer.kv_head_count, layer.heads // layer.kv_head_count
+        self._own = self._padded if layer.decode else (kv_heads, heads // kv_heads)
         if self._own != self._padded:
             inputs = {tensor: [self._with_padding(tensor, x) for x in each] for tensor, each in inputs.items()}
         self._packing = _packing_of(self._task, inputs[QUERIES][0].device) if self._task.is_packed else None
@@ -123,8 +123,13 @@ class AttentionLayer(Work):
         low, high = row.params
         outputs: Sequence[Sequence[Tensor]]
         if row.kernel == ATTEND:
-            (q,), (k, v) = queries, keys
-            if self._packing is None:
+            (q,), (k, *values) = queries, keys
+            v = values[0] if values else k[..., : self._task.workload.value_size]
+            if self._task.workload.decode:  # the heads of all ranks, one query, which sees all of the keys
+                one = q.flatten(1, 2).unsqueeze(1)
+                found = self._kernel.attend(one, k, v, scale=self._scale, low=1 - k.shape[1], high=0)
+                outputs = [[each.view(*q.shape[:3], *each.shape[3:]) for each in found]]
+            elif self._packing is None:
                 outputs = [self._kernel.attend(q, k, v, scale=self._scale, low=low, high=high)]
             else:
                 outputs = [attend_packed(self._kernel, q, k, v, self._scale, self._packing.call(row))]
@@ -268,7 +273,8 @@ def _shard_of(schedule: Schedule, rank: int) -> _Shard:
         first[of_tensor] = np.searchsorted(task.places_of(tensor, rank), task.start[own[of_tensor]])
     layer, shapes = task.workload, dict[int, list[tuple[str, tuple[int, ...]]]]()
     for tensor in (QUERY_GRADIENTS, KEY_GRADIENTS) if task.is_backward else (RESULTS,):
-        heads = layer.kv_head_count if tensor == KEY_GRADIENTS else layer.heads
+        of_rank = task.heads_at(tensor, rank)
+        heads = of_rank.stop - of_rank.start
         rows = layer.batch, task.lengths_of(tensor)[rank], heads
         shapes[tensor] = [(each.name, (*rows, *each.shape[2:])) for each in task.fields_of(tensor, heads)]
     bound = {kind.name for kind in schedule.blocks.kinds if kind.bound}
@@ -277,10 +283,17 @@ def _shard_of(schedule: Schedule, rank: int) -> _Shard:
         task.count.tolist(),
         task.output_of.tolist(),
         dict(zip(own.tolist(), first.tolist(), strict=True)),
-        {block: slice(*task.heads_of(block)) for block in own.tolist()},
+        {block: _own_heads(task, block) for block in own.tolist()},
         shapes,
         [tensor for tensor in shapes if TENSORS[tensor] in bound],
     )
+
+
+def _own_heads(task: AttentionTask, block: int) -> slice:
+    """The heads of a block among those of the tensor that its owner has."""
+    before = task.heads_at(int(task.tensor[block]), int(task.owner[block])).start
+    first, end = task.heads_of(block)
+    return slice(first - before, end - before)
 
 
 @lru_cache(maxsize=64)

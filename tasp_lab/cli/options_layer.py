@@ -86,7 +86,7 @@ class LayerChoice:
 
     @property
     def _is_layer(self) -> bool:
-        return "sequence" in self.given or "documents" in self.given
+        return not self.given.keys().isdisjoint(("sequence", "documents", "decode"))
 
     def workload(self) -> Workload:
         """The layer, or the hybrid. Raises `QuantityError` where its length is not given, and for the kind ``all``."""
@@ -108,6 +108,8 @@ class LayerChoice:
     def _workload(self, given: dict[str, Any]) -> Workload:
         if not self._is_layer:
             raise QuantityError("expected an attention layer: --seq, or --documents")
+        if "decode" in given and given.keys().isdisjoint(("sequence", "cached_keys")):
+            raise QuantityError("decode without keys, expected --cached-keys, the keys of each sequence")
         given = {"kind": "hybrid"} | given if "layers" in given else given
         if "layers" in given and given["kind"] != "hybrid":
             raise QuantityError(f"layers: {given['layers'][:40]!r} with --kind {given['kind']}, expected --kind hybrid")

@@ -258,7 +258,7 @@ class Recommendation:
             length = max(1, int(layer.sequence * share))
 
             def time_s(one: Answer, _: float, length: int = length) -> float:
-                question = replace(one.question, work=replace(one.layer, sequence=length))
+                question = replace(one.question, work=one.layer.resized(length))
                 return float(answer(question, on=self.on).time_s)  # infinite where it does not apply
 
             found = self._under("", rivals, time_s)

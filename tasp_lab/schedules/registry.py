@@ -94,6 +94,7 @@ class ScheduleSpec:
     members : which number of the split is that of the ranks of a group. Builder and layout have groups of consecutive
         ranks; other groups follow from the option `groups`, see `tasp_lab.schedules.attention.rank_order`.
     same_as : the schedule that a split and a variant of a family amount to; "" if they are one of their own.
+    decode : whether it is for decode layers, and only for these.
     """
 
     kind: Kind
@@ -112,6 +113,7 @@ class ScheduleSpec:
     of_variant: tuple[str, ...] = ()
     members: int = 0
     same_as: Callable[[tuple[int, int], str], str] | None = None
+    decode: bool = False
 
     def layout_on(self, workload: Workload, world_size: int, **family: object) -> SequenceLayout:
         """The sequence layout of a workload on a number of ranks."""
@@ -138,6 +140,7 @@ FILES = (
     ("SendRecv", "collectives.point_to_point", "send-recv"),
     ("softmax", "attention.backward", "ring-attention zigzag-ring-attention striped-ring-attention half-each-way tasp"),
     ("softmax", "attention.burst", "burst"),
+    ("softmax", "attention.decode", "decode-heads decode-all-to-all decode-tree"),
     ("softmax", "attention.direct_attention", "direct-attention"),
     ("softmax", "attention.double_ring", "double-ring:WxR"),
     ("softmax", "attention.grid", "grid:YxX"),
@@ -381,10 +384,10 @@ def attention_names() -> list[str]:
     return [f"{name}:{each.split}" if each is not None and each.split else name for name, each in found]
 
 
-def attention_names_on(world_size: int, *, variants: bool = False) -> list[str]:
+def attention_names_on(world_size: int, *, variants: bool = False, decode: bool = False) -> list[str]:
     """All names on a number of ranks: of a family each split into two factors of which none is 1, if there is one.
 
-    With `variants` also each split of a family with each of its variants.
+    With `variants` also each split of a family with each of its variants; with `decode` those for decode layers.
 
     >>> attention_names_on(8)[-2:]
     ['usp:2x4', 'usp:4x2']
@@ -393,6 +396,8 @@ def attention_names_on(world_size: int, *, variants: bool = False) -> list[str]:
     found = []
     for name, spec in ATTENTION.items():
         suffixes = ["", *(f":{variant}" for variant in _variants(spec) if variants)]
+        if spec.decode != decode:
+            continue
         of_family = [f"{name}:{a}x{b}{suffix}" for a, b in splits if spec.fits(a, b) for suffix in suffixes]
         found += of_family if spec.split else [name]
     return found
@@ -497,7 +502,9 @@ def layer_names_on(world_size: int, work: Workload, *, variants: bool = False) -
     """
     if work.kind == "hybrid":
         return []
-    return list(LINEAR) if work.kind == "linear" else attention_names_on(world_size, variants=variants)
+    if work.kind == "linear":
+        return list(LINEAR)
+    return attention_names_on(world_size, variants=variants, decode=work.decode)
 
 
 def options_of(name: str) -> tuple[str, ...]:
@@ -550,7 +557,13 @@ def check_names(names: Iterable[str], work: Work) -> None:
         if wanted == HYBRID and is_hybrid(name):
             names_of(name)
         else:
-            spec_of(name, wanted, hint="; or --kind linear" if wanted == SOFTMAX and name in LINEAR else "")
+            spec, _ = spec_of(name, wanted, hint="; or --kind linear" if wanted == SOFTMAX and name in LINEAR else "")
+            if isinstance(work, Workload) and spec.decode != work.decode:
+                what = "for decode layers alone, expected a layer with decode (--decode)"
+                if work.decode:
+                    known = ", ".join(each for each, own in ATTENTION.items() if own.decode)
+                    what = f"not for decode layers, expected one of {known}"
+                raise ScheduleError(f"schedule {name!r} is {what}")
     if wanted == COLLECTIVE and names:
         kind_of(names)
 

@@ -17,6 +17,9 @@ places, else none. So only this is left: a query attends to no key outside that 
 decides, then because places have the order of positions within a document. Else because the band is that wide
 (`LayerBlocks.visible`). []
 Tiles of blocks without a common document are no parts, whatever their band.
+
+**Decode layers.** A call takes the query heads of several ranks, stacked like rows, to keys with all their KV heads; no
+pair is masked. Keys may be left anywhere by earlier passes, as they are the KV cache.
 """
 
 from __future__ import annotations
@@ -72,7 +75,8 @@ class AttentionTask(LayerBlocks):
         Backward, the blocks of queries hold the inputs of the gradients, and a forward pass may leave keys anywhere.
         """
         inputs = np.isin(self.tensor, (KEYS, QUERIES))
-        return Contract.of(self.owner, inputs, ~inputs, (self.tensor == KEYS) & self.is_backward)
+        left = self.is_backward or self.workload.decode
+        return Contract.of(self.owner, inputs, ~inputs, (self.tensor == KEYS) & left)
 
     def saved(self, forward: Task) -> tuple[IntArray, IntArray]:
         """The blocks that a backward pass has from its forward pass, its keys; and these blocks there, int arrays."""
@@ -92,6 +96,7 @@ class AttentionTask(LayerBlocks):
         columns = (self.tensor, self.owner, self.start, self.count, *self._head_columns)
         blocks = tuple(tuple(values.tolist()) for values in columns)
         content = self.workload, self.layout, blocks, self.gradient_dtype, self.result_dtype
+        content = (*content, "keys by heads") if self.keys_by_heads else content
         return content if self.home_dtype is None else (*content, self.home_dtype)
 
     @cached_property
@@ -241,8 +246,11 @@ class AttentionTask(LayerBlocks):
     ) -> None:
         """Check that the queries of a call have the same heads, and that its keys are of the KV heads that they use."""
         first_kv, last_kv = self._kv_heads
-        wrong = (first_kv[query] != first_kv[key]) | (last_kv[query] != last_kv[key])
-        wrong |= self._head_columns[0][query] != self._head_columns[0][queries.first][call]
+        if self.workload.decode:
+            wrong = (first_kv[query] < first_kv[key]) | (last_kv[query] > last_kv[key])
+        else:
+            wrong = (first_kv[query] != first_kv[key]) | (last_kv[query] != last_kv[key])
+            wrong |= self._head_columns[0][query] != self._head_columns[0][queries.first][call]
         if (at := first_true(wrong)) is not None:
             raise ScheduleError(
                 f"rank {calls.rank[call[at]]} attends with queries {query[at]} to keys {key[at]}, "
@@ -260,8 +268,8 @@ class AttentionTask(LayerBlocks):
         """The FLOPs of all pairs of a query and a key that it attends to, over all heads."""
         layer, pairs = self.workload, 0
         for length in layer.documents or (layer.sequence,):
-            queries = length - layer.cached_keys
-            low, high = layer.visible.band(layer.cached_keys, queries, length)
+            queries = 1 if layer.decode else length - layer.cached_keys
+            low, high = layer.visible.band(length - queries, queries, length)
             pairs += int(pairs_in_band(low, high, queries, length)) if length else 0
         return pairs * layer.heads * self.flops_per_pair_and_head
 
@@ -376,7 +384,10 @@ class AttentionTask(LayerBlocks):
             keys=keys,
             low=low,
             high=high,
+            values_in_keys=int(self.workload.values_in_keys),
         )
+        if self.workload.decode:  # stacked heads are heads of one query
+            rows = rows._replace(heads=heads * queries, queries=np.ones_like(queries), high=np.zeros_like(high))
         return rows.with_packings(self._packings(calls)) if self.is_packed else rows
 
     def _lengths(self, calls: Calls) -> tuple[IntArray, IntArray]:
