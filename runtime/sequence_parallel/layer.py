@@ -36,6 +36,7 @@ from tasp_lab.schedules.attention.task import (
     QUERIES,
     QUERY_GRADIENTS,
     RESULTS,
+    SCALE,
     TENSORS,
     AttentionTask,
 )
@@ -45,7 +46,8 @@ Tensor = torch.Tensor
 Inputs = Mapping[int, Sequence[Tensor]]
 """Tensors of a shard, [batch, its positions of that tensor, heads, ...], of any strides; they are not copied.
 
-`KEYS`: k and v, or k alone where values are a part of it. `QUERIES`: q; backward also the gradient of the result, its log-sum-exp and the result.
+`KEYS`: k and v, or k alone where values are a part of it. `QUERIES`: q; backward also the gradient of the result, its
+log-sum-exp and the result.
 """
 
 
@@ -88,7 +90,10 @@ class AttentionLayer(Work):
             self._on_the_wire(QUERIES)  # here, since several streams may send
 
     def output(self, copies: Copies, tensor: int, dtype: torch.dtype) -> Sequence[Tensor]:
-        """An output of the shard after a run, in a dtype: (out, lse) of results, whose lse is float32, or gradients."""
+        """An output of the shard after a run, in a dtype: (out, lse) of results, whose lse is float32, or gradients.
+
+        Results that were scaled have no lse.
+        """
         if tensor in self._sums:
             found = self._sums[tensor]
         else:
@@ -99,7 +104,7 @@ class AttentionLayer(Work):
             found = self._packing.by_position(tensor, self._rank, found)
         if self._own != self._padded:
             found = [self._without_padding(tensor, x) for x in found]
-        return (found[0].to(dtype), found[1]) if tensor == RESULTS else [each.to(dtype) for each in found]
+        return (found[0].to(dtype), *found[1:]) if tensor == RESULTS else [each.to(dtype) for each in found]
 
     def _with_padding(self, tensor: int, x: Tensor) -> Tensor:
         """A tensor of the shard with zeros for the heads that the schedule has beside its own."""
@@ -114,12 +119,17 @@ class AttentionLayer(Work):
 
     def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Parts]:
         """Make a kernel call; returns the parts of the results or gradients of its operands."""
-        if row.kernel != self._task.kernel:
+        if row.kernel not in self._task.kernels:
             device = self._inputs[QUERIES][0].device.type
             raise RunError(
                 f"step {row.step}: there is no kernel {row.kernel!r} on {device}, expected {self._task.kernel!r}"
             )
         queries, keys = operands
+        if row.kernel == SCALE:
+            out, lse = self._attended
+            scaled = out.float() * (lse - keys[0].logsumexp(1, keepdim=True)).exp()[..., None]
+            scaled = scaled.view(*queries[0].shape[:3], -1).transpose(0, 1)
+            return [Parts(self._shard.outputs(row.operands[0].blocks), [scaled])]
         low, high = row.params
         outputs: Sequence[Sequence[Tensor]]
         if row.kernel == ATTEND:
@@ -128,6 +138,9 @@ class AttentionLayer(Work):
             if self._task.workload.decode:  # the heads of all ranks, one query, which sees all of the keys
                 one = q.flatten(1, 2).unsqueeze(1)
                 found = self._kernel.attend(one, k, v, scale=self._scale, low=1 - k.shape[1], high=0)
+                if self._task.is_scaled:
+                    self._attended = found  # until the log-sum-exps of all ranks are here
+                    return [Parts([row.adds[0].block], [found.lse.transpose(0, 1)])]
                 outputs = [[each.view(*q.shape[:3], *each.shape[3:]) for each in found]]
             elif self._packing is None:
                 outputs = [self._kernel.attend(q, k, v, scale=self._scale, low=low, high=high)]

@@ -76,9 +76,12 @@ def layer_text(layer: Workload, passes: Pass) -> str:
     window = "" if layer.window is None else f" in a window of {layer.window}"
     documents = "" if layer.documents is None else f" in {len(layer.documents)} documents"
     cached = f", {layer.cached_keys} of them cached" if layer.cached_keys else ""
+    heads = f"{layer.heads} heads{kv_heads} of {layer.widths}{', values in keys' if layer.values_in_keys else ''}"
+    if layer.decode:
+        return f"Decode attention, {batch or '1 x '}1 query after {layer.cached_keys} keys, {heads}, {layer.dtype}"
     return (
         f"{layer.mask.capitalize()} {attention}{window}, {PASS_NAMES[passes]}, {batch}{layer.sequence} positions"
-        f"{documents}{cached}, {layer.heads} heads{kv_heads} of {layer.widths}, {layer.dtype}"
+        f"{documents}{cached}, {heads}, {layer.dtype}"
     )
 
 

@@ -392,7 +392,8 @@ class Recommendation:
         shipped = self.shipped(self.answer)
         found += [f"{stack.library}: {how.text}" for stack, how in shipped]
         asked = self.answer.on.stack
-        if isinstance(self.answer.question.schedule, str) and asked in ("", OWN_STACK):
+        by_name = isinstance(self.answer.question.schedule, str)
+        if by_name and asked in ("", OWN_STACK) and not self.answer.layer.decode:  # which runs in trials alone
             ships = "" if shipped or asked else "No library that is known here ships it. "
             options = self.answer.options
             how = f", options={options.expression}" if options.arguments else ""

@@ -84,7 +84,8 @@ class ScheduleSpec:
     options : the fields of `AttentionOptions` that apply to it; `passes` applies to all.
     uses_rings : whether it accepts a decomposition.
     follows : what it depends on where all ranks are linked, see `Follows`.
-    is_baseline : whether it goes around one ring; speed-ups are over the fastest of these.
+    is_baseline : whether it goes around one ring, or is plain tensor parallelism; speed-ups are over the fastest of
+        these.
     moves_states : of linear attention, whether states move, so that a sequence may begin with one and leave one.
     library_call : nccl-tests' name of the call, if the schedule is one call of the communication library; else empty.
     split : what the split of a family stands for, as shown to users: ``UxR``; empty if it is none.
@@ -140,7 +141,7 @@ FILES = (
     ("SendRecv", "collectives.point_to_point", "send-recv"),
     ("softmax", "attention.backward", "ring-attention zigzag-ring-attention striped-ring-attention half-each-way tasp"),
     ("softmax", "attention.burst", "burst"),
-    ("softmax", "attention.decode", "decode-heads decode-all-to-all decode-tree"),
+    ("softmax", "attention.decode", "decode-heads decode-reduce-scatter decode-all-to-all decode-tree"),
     ("softmax", "attention.direct_attention", "direct-attention"),
     ("softmax", "attention.double_ring", "double-ring:WxR"),
     ("softmax", "attention.grid", "grid:YxX"),
@@ -330,7 +331,7 @@ def state_schedules() -> list[str]:
 
 
 def baselines() -> list[str]:
-    """The schedules over one ring; speed-ups are over the fastest of them, of hybrids over LASP-2H."""
+    """The schedules that speed-ups are over: those over one ring, LASP-2H, and `decode-heads`."""
     return [*(name for name, spec in LAYERS.items() if spec.is_baseline), LASP_2H]
 
 

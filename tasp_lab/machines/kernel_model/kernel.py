@@ -10,8 +10,8 @@ pass (`mean_width`): forward 160 elements for 192/128. Nobody measured such kern
 
 **Decode.** Calls of one query run other tiles: the heads of a KV head side by side, and keys in equal shares over all
 SMs (Flash-Decoding; the scheduler of FlashMLA, csrc/sm90/decode of deepseek-ai/FlashMLA), whose parts are merged. So
-most are bound by memory: FlashMLA reads up to 3,000 GB/s on an H800 and computes up to 660 TFLOP/s (its README). The
-bandwidth here is 2,950 GB/s, that of BabelStream on an H100, and the rate of heads of 576/512 follows from that of 256.
+most are bound by memory: FlashMLA reads up to 3,000 GB/s on an H800 (its README); the bandwidth here is that of
+BabelStream, 2,950 GB/s on an H100.
 """
 
 from __future__ import annotations
@@ -46,6 +46,10 @@ def bound_s(gpu: Gpu, moved_bytes: float) -> float:
     """The time of one kernel that moves so many bytes and computes next to nothing."""
     return ELEMENTWISE_LAUNCH.value + moved_bytes / gpu.memory_bytes_per_s.value
 
+
+DECODE_SHARE = 660 / 989.4
+"""The most of a GPU's dense peak that decode kernels compute at: FlashMLA's up to 660 TFLOP/s on an H800 (README of
+deepseek-ai/FlashMLA, kernel of April 2025) over the peak of its data sheet."""
 
 DECODE_ROWS, DECODE_COLUMNS = 64, 64
 """The tile of decode kernels: the rows of one instruction of Hopper's tensor cores (PTX ISA, wgmma) and the keys of a
@@ -186,7 +190,10 @@ def call_parts(gpu: Gpu, variant: Variant, shape: KernelShape) -> TimeParts:
     if pairs == 0:
         return TimeParts(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     width = mean_width(shape.passing, shape.head_dim, shape.value_size)
-    per_pair = pair_flops(shape.passing, shape.head_dim, shape.value_size) / rate_at(variant, width)
+    rate = rate_at(variant, width)
+    if is_decode(shape):
+        rate = min(rate, DECODE_SHARE * gpu.peak_flops.value)
+    per_pair = pair_flops(shape.passing, shape.head_dim, shape.value_size) / rate
     rate_s = pairs * per_pair
     design, sms = variant.design, round(gpu.sms.value)
     if is_decode(shape):

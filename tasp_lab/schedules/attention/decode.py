@@ -22,8 +22,6 @@ as long as such a step (direct AllGather against the library's on h100-8: 15.0 a
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from tasp_lab.core.arrays import IntArray
@@ -34,7 +32,7 @@ from tasp_lab.schedule.proof import no_copies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.attention.span_blocks import owner_schedule
-from tasp_lab.schedules.attention.task import ATTEND, KEYS, QUERIES, RESULTS, AttentionTask
+from tasp_lab.schedules.attention.task import ATTEND, KEYS, QUERIES, RESULTS, SCALE, SCALES, AttentionTask
 from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
@@ -52,20 +50,29 @@ def _layout(workload: Workload, world_size: int) -> SequenceLayout:
     follows="ranks",
     moves="nothing: each rank has all keys of its heads, as plain tensor parallelism does",
     layout=_layout,
+    is_baseline=True,
     decode=True,
 )
 def decode_heads(name: str, topology: Topology, workload: Workload, options: AttentionOptions) -> tuple[Schedule, ...]:
     """The pass of ``decode-heads``. Raises `ScheduleError` for heads that ranks do not divide."""
-    task = _task(name, topology, workload, workload.dtype, keys_by_heads=True)
-    n, keys, queries = topology.world_size, task.blocks_of(KEYS), task.blocks_of(QUERIES)
+    n, task = topology.world_size, _task(name, topology, workload, workload.dtype, keys_by_heads=True)
+    keys, queries, copies = task.blocks_of(KEYS), task.blocks_of(QUERIES), no_copies(n, len(task.tensor))
     mine = keys[np.arange(n) * len(keys) // n]
-    copies = no_copies(n, len(task.tensor))
     copies[np.arange(n), mine] = True
-    calls = [(rank, [[queries[rank]], [mine[rank]]], _unmasked(workload.sequence, 1)) for rank in range(n)]
+    calls = [(rank, [[queries[rank]], [mine[rank]]], (1 - workload.sequence, 0)) for rank in range(n)]
     steps = [Step.of((), [Calls.of(ATTEND, calls)])]
     return (owner_schedule(name, topology, task, steps, lanes=1, circulating={}, copies=copies, kept=copies),)
 
 
+@schedule(
+    "decode-reduce-scatter",
+    "softmax",
+    follows="ranks",
+    moves="an AllGather of queries; each rank attends to its keys; an AllGather of log-sum-exps; a ReduceScatter",
+    layout=_layout,
+    options=("result_dtype",),
+    decode=True,
+)
 @schedule(
     "decode-all-to-all",
     "softmax",
@@ -93,72 +100,57 @@ def decode(name: str, topology: Topology, workload: Workload, options: Attention
     if workload.sequence < n:
         raise ScheduleError(f"schedule {name!r}: {workload.sequence} cached keys for {n} ranks, expected {n} or more")
     dtype = options.wire_dtype(workload.dtype, backward=False, sums=is_tree)
-    task = replace(_task(name, topology, workload, dtype), home_dtype="fp32")
-    queries, keys, results = (task.blocks_of(each) for each in (QUERIES, KEYS, RESULTS))
-    calls = [(rank, [queries.tolist(), [keys[rank]]], _unmasked(int(task.count[keys[rank]]), n)) for rank in range(n)]
-    attend = Step.of((), [Calls.of(ATTEND, calls)])
+    task = _task(name, topology, workload, dtype, scaled=name == "decode-reduce-scatter")
+    queries, keys, results, scales = (task.blocks_of(each) for each in (QUERIES, KEYS, RESULTS, SCALES))
+    heads = queries.tolist()  # of all ranks, as rows that see all keys of a rank
+    calls = [(rank, [heads, [key]], (1 - int(task.count[key]), n - 1)) for rank, key in enumerate(keys)]
+    steps = [Step.of((), [Calls.of(ATTEND, calls)])]
+    if len(scales):
+        calls = [(rank, [heads, scales.tolist()], ()) for rank in range(n)]
+        steps += [_direct(scales), Step.of((), [Calls.of(SCALE, calls)])]
+    out, back = _trees(queries, results) if is_tree else ([_direct(queries)], [_direct(results, home=True)])
     kept = no_copies(n, len(task.tensor))
-    kept[:, queries] = True
-    out, back = _trees(queries, results) if is_tree else ([_to_all(queries)], [_home(results)])
-    return (
-        owner_schedule(
-            name, topology, task, [*out, attend, *back], lanes=max(n - 1, 1),
-            circulating=dict.fromkeys((QUERIES, RESULTS)), kept=kept & ~task.owned(QUERIES),
-        ),
-    )  # fmt: skip
+    kept[:, [*queries, *scales]] = True
+    pools = dict.fromkeys((QUERIES, RESULTS, SCALES))
+    return (owner_schedule(name, topology, task, [*out, *steps, *back], lanes=max(n - 1, 1), circulating=pools,
+                           kept=kept & ~task.owned(QUERIES)),)  # fmt: skip
 
 
 def _task(
-    name: str, topology: Topology, workload: Workload, dtype: str, *, keys_by_heads: bool = False
+    name: str, topology: Topology, workload: Workload, dtype: str, *, keys_by_heads: bool = False, scaled: bool = False
 ) -> AttentionTask:
     """The blocks of a layer: per rank its heads of all queries and results, and its keys.
 
     These are of its positions and all KV heads, or `keys_by_heads` of all positions and the KV heads that it is the
     first to use.
     """
-    n, kv_heads = topology.world_size, workload.kv_head_count
+    n, keys, heads, kv_heads = topology.world_size, workload.sequence, workload.heads, workload.kv_head_count
     if not workload.decode:
         raise ScheduleError(f"schedule {name!r} is for decode layers, expected decode (--decode)")
-    if workload.heads % n or (kv_heads % n and n % kv_heads):
-        what = "heads" if workload.heads % n else "KV heads"
-        raise ScheduleError(f"schedule {name!r}: {workload.heads} heads ({kv_heads} KV heads) on {n} ranks, expected "
-                            f"{what} that ranks divide")  # fmt: skip
-    layout, ranks = _layout(workload, n), np.arange(n)
-    last, heads = np.full(n, workload.sequence - 1), np.full(n, workload.heads // n)
-    lengths = np.array([layout.length(rank) for rank in range(n)])
-    keys = [ranks, np.cumsum(lengths) - lengths, lengths, np.zeros(n), np.full(n, kv_heads)]
+    if heads % n or (kv_heads % n and n % kv_heads):
+        raise ScheduleError(f"schedule {name!r}: {heads} heads ({kv_heads} KV heads) on {n} ranks, expected "
+                            f"{'' if heads % n else 'KV '}heads that ranks divide")  # fmt: skip
+    layout, groups = _layout(workload, n), min(n, kv_heads)
+    rows = [
+        (KEYS, rank, span.start, span.count, 0, kv_heads) for rank, each in enumerate(layout.spans) for span in each
+    ]
     if keys_by_heads:
-        group = np.arange(min(n, kv_heads))
-        heads_of_group = np.full(len(group), kv_heads // len(group))
-        keys = [group * n // len(group), 0 * group, 0 * group + workload.sequence, group * heads_of_group,
-                heads_of_group]  # fmt: skip
-    of_queries = [ranks, last, np.ones(n), ranks * heads, heads]
-    tensor = np.repeat([KEYS, QUERIES, RESULTS], [len(keys[0]), n, n])
-    columns = np.concatenate([np.stack(keys), *[np.stack(of_queries)] * 2], axis=1).astype(np.int64)
-    return AttentionTask(workload, layout, tensor, *columns, result_dtype=dtype, keys_by_heads=keys_by_heads)
+        own = kv_heads // groups
+        rows = [(KEYS, group * n // groups, 0, keys, group * own, own) for group in range(groups)]
+    own = heads // n
+    rows += [(each, rank, keys - 1, 1, rank * own, own) for each in (QUERIES, RESULTS) for rank in range(n)]
+    rows += [(SCALES, rank, keys - 1, 1, 0, heads) for rank in range(n) if scaled]
+    home = None if keys_by_heads else "fp32"  # where the results of several ranks are joined
+    return AttentionTask(workload, layout, *np.array(rows).T, result_dtype=dtype, home_dtype=home,
+                         keys_by_heads=keys_by_heads)  # fmt: skip
 
 
-def _unmasked(keys: int, queries: int) -> tuple[int, int]:
-    """The band in which every one of some rows of queries sees all of some keys."""
-    return 1 - keys, queries - 1
-
-
-def _pairs(n: int) -> tuple[IntArray, IntArray, IntArray]:
-    """Source, destination and lane of a message from each rank to each other one."""
+def _direct(blocks: IntArray, *, home: bool = False) -> Step:
+    """An AllGather, in which block r goes from rank r to all others; or each rank gives what it has of it `home`."""
+    n = len(blocks)
     source, destination = np.nonzero(~np.eye(n, dtype=np.bool_))
-    return source, destination, (destination - source - 1) % n
-
-
-def _to_all(blocks: IntArray) -> Step:
-    """An AllGather: block r goes from rank r to all others."""
-    source, destination, lane = _pairs(len(blocks))
-    return Step(source, destination, lane, blocks[source])
-
-
-def _home(blocks: IntArray) -> Step:
-    """Each rank gives what it has of block r to rank r: an AllToAll, or a ReduceScatter."""
-    source, destination, lane = _pairs(len(blocks))
-    return Step(source, destination, lane, blocks[destination], np.ones(len(source), dtype=np.bool_))
+    block = blocks[destination if home else source]
+    return Step(source, destination, (destination - source - 1) % n, block, np.full(len(source), home))
 
 
 def _trees(queries: IntArray, results: IntArray) -> tuple[list[Step], list[Step]]:
@@ -166,7 +158,7 @@ def _trees(queries: IntArray, results: IntArray) -> tuple[list[Step], list[Step]
     n, down, up = len(queries), list[Step](), list[Step]()
     for far in (1 << level for level in range((n - 1).bit_length())):
         root, above = np.divmod(np.arange(n * min(far, n - far)), min(far, n - far))
-        source, lane, gives = (root + above) % n, np.zeros_like(root), np.ones(len(root), dtype=np.bool_)
-        down.append(Step(source, (source + far) % n, lane, queries[root]))
-        up.append(Step((source + far) % n, source, lane, results[root], gives))
+        near, lane, gives = (root + above) % n, np.zeros_like(root), np.ones(len(root), dtype=np.bool_)
+        down.append(Step(near, (near + far) % n, lane, queries[root]))
+        up.append(Step((near + far) % n, near, lane, results[root], gives))
     return down, up[::-1]

@@ -25,10 +25,11 @@ from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.mask import Mask
 from tasp_lab.workload.sequence_layout import SequenceLayout, Span
 
-KEYS, QUERIES, RESULTS, KEY_GRADIENTS, QUERY_GRADIENTS = range(5)
-"""Tensors of blocks: keys with values, queries (backward: with all inputs of the gradients), what they yield."""
+KEYS, QUERIES, RESULTS, KEY_GRADIENTS, QUERY_GRADIENTS, SCALES = range(6)
+"""Tensors of blocks: keys with values, queries (backward: with all inputs of the gradients), what they yield. Scales
+are the log-sum-exps of all heads over the keys of a rank: a decode layer that has them adds results that are scaled."""
 
-TENSORS = ("keys", "queries", "results", "key gradients", "query gradients")
+TENSORS = ("keys", "queries", "results", "key gradients", "query gradients", "log-sum-exps")
 """Names of kinds."""
 
 
@@ -226,6 +227,11 @@ class LayerBlocks:
         return np.flatnonzero(self.tensor == tensor)
 
     @property
+    def is_scaled(self) -> bool:
+        """Whether results are scaled by the log-sum-exps of all ranks, and then added."""
+        return bool((self.tensor == SCALES).any())
+
+    @property
     def is_backward(self) -> bool:
         return self.gradient_dtype is not None
 
@@ -294,8 +300,11 @@ class LayerBlocks:
             return sum_of("k", gradient, rows), sum_of("v", gradient, values)
         if tensor == QUERY_GRADIENTS:
             return (sum_of("q", gradient, rows),)
+        out, lse = sum_of("out", self.result_dtype, values), Field("lse", "fp32", scalars)
+        if tensor == SCALES:
+            return (lse,)
         if tensor == RESULTS:
-            return sum_of("out", self.result_dtype, values), Field("lse", "fp32", scalars)
+            return (out,) if self.is_scaled else (out, lse)
         queries = (Field("q", layer.dtype, rows),)
         if not self.is_backward:
             return queries

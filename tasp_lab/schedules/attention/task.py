@@ -19,7 +19,8 @@ decides, then because places have the order of positions within a document. Else
 Tiles of blocks without a common document are no parts, whatever their band.
 
 **Decode layers.** A call takes the query heads of several ranks, stacked like rows, to keys with all their KV heads; no
-pair is masked. Keys may be left anywhere by earlier passes, as they are the KV cache.
+pair is masked. Keys may be left anywhere by earlier passes, as they are the KV cache. With `SCALES` it yields the
+log-sum-exps of its rank alone; ``scale`` takes queries and those of all ranks, and yields the parts of results.
 """
 
 from __future__ import annotations
@@ -39,14 +40,15 @@ from tasp_lab.schedules.attention.layer_blocks import KEYS as KEYS
 from tasp_lab.schedules.attention.layer_blocks import QUERIES as QUERIES
 from tasp_lab.schedules.attention.layer_blocks import QUERY_GRADIENTS as QUERY_GRADIENTS
 from tasp_lab.schedules.attention.layer_blocks import RESULTS as RESULTS
+from tasp_lab.schedules.attention.layer_blocks import SCALES as SCALES
 from tasp_lab.schedules.attention.layer_blocks import TENSORS as TENSORS
 from tasp_lab.schedules.attention.layer_blocks import LayerBlocks
 from tasp_lab.workload.kernel_shapes import Segment, ShapeRows, clip_band, pairs_in_band
 from tasp_lab.workload.layer import ELEMENT_BYTES
 from tasp_lab.workload.packing import PackedSegment, Rows, document_segments
 
-ATTEND, DIFFERENTIATE = "attend", "differentiate"
-"""Names of kernels, which take queries and keys, and a band as parameters (low, high)."""
+ATTEND, DIFFERENTIATE, SCALE = "attend", "differentiate", "scale"
+"""Names of kernels, which take queries and keys, and a band as parameters (low, high); the last queries and scales."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +68,7 @@ class AttentionTask(LayerBlocks):
     @property
     def kernels(self) -> Mapping[str, Passing]:
         """The pass of the kernel."""
-        return {self.kernel: self.passing}
+        return {self.kernel: self.passing} | ({SCALE: "forward"} if self.is_scaled else {})
 
     @cached_property
     def contract(self) -> Contract:
@@ -76,7 +78,7 @@ class AttentionTask(LayerBlocks):
         """
         inputs = np.isin(self.tensor, (KEYS, QUERIES))
         left = self.is_backward or self.workload.decode
-        return Contract.of(self.owner, inputs, ~inputs, (self.tensor == KEYS) & left)
+        return Contract.of(self.owner, inputs, ~inputs & (self.tensor != SCALES), (self.tensor == KEYS) & left)
 
     def saved(self, forward: Task) -> tuple[IntArray, IntArray]:
         """The blocks that a backward pass has from its forward pass, its keys; and these blocks there, int arrays."""
@@ -166,7 +168,11 @@ class AttentionTask(LayerBlocks):
 
     def blocks(self, pools: Mapping[int, Pool | None], bound: Collection[int]) -> Blocks:
         """The blocks of a schedule of this task; `pools` by tensor; resident copies of `bound` are the caller's."""
-        joins: Mapping[int, Join] = {RESULTS: "merge", KEY_GRADIENTS: "add", QUERY_GRADIENTS: "add"}
+        joins: Mapping[int, Join] = {
+            RESULTS: "add" if self.is_scaled else "merge",
+            KEY_GRADIENTS: "add",
+            QUERY_GRADIENTS: "add",
+        }
         kinds = [
             Kind(TENSORS[each], joins.get(each, ""), pools.get(each), self.fields_of(each, heads), each in bound)
             for each, heads in self.kinds[0]
@@ -197,6 +203,11 @@ class AttentionTask(LayerBlocks):
 
     def effects(self, calls: Calls) -> Effects:
         """One part per tile. Raises `ScheduleError` for other operands than queries and their keys, or another mask."""
+        if self.is_scaled:
+            self._check_whole(calls)
+        if self.is_scaled and calls.kernel == SCALE:
+            call, part = calls.operands[0].owner, self._number[self.blocks_of(KEYS)]
+            return Effects(call, self.output_of[calls.operands[0].block], part[calls.rank[call]])
         queries, keys = self._operands(calls)
         call, query, key = tiles(queries, keys)
         query_block, key_block = queries.block[query], keys.block[key]
@@ -216,6 +227,8 @@ class AttentionTask(LayerBlocks):
             )
         seen &= ~self._are_apart(query_block, key_block)
         call, query_block, key_block = call[seen], query_block[seen], key_block[seen]
+        if self.is_scaled:
+            return Effects(np.arange(len(calls)), self.blocks_of(SCALES)[calls.rank], np.zeros_like(calls.rank))
         block, part = self.output_of[query_block], self._number[key_block]
         if not self.is_backward:
             return Effects(call, block, part)
@@ -224,6 +237,16 @@ class AttentionTask(LayerBlocks):
             np.concatenate([block, self.output_of[key_block]]),
             np.concatenate([part, self._number[query_block]]),
         )
+
+    def _check_whole(self, calls: Calls) -> None:
+        """Raise `ScheduleError` unless calls take all queries, with the keys of their rank or to scale all scales."""
+        scales = calls.kernel == SCALE
+        others = [self.blocks_of(SCALES)] * len(calls) if scales else self.blocks_of(KEYS)[calls.rank][:, None]
+        wanted = BlockLists.of([self.blocks_of(QUERIES)] * len(calls)), BlockLists.of([*others])
+        for found, expected in zip(calls.operands, wanted, strict=True):
+            if not (np.array_equal(found.offset, expected.offset) and np.array_equal(found.block, expected.block)):
+                what = f"all {TENSORS[SCALES]}" if scales else "the keys of its rank"
+                raise ScheduleError(f"rank {calls.rank[0]} {calls.kernel}s: expected all queries, and {what}")
 
     def _operands(self, calls: Calls) -> tuple[BlockLists, BlockLists]:
         if calls.kernel != self.kernel:
@@ -287,6 +310,8 @@ class AttentionTask(LayerBlocks):
 
     def flops(self, calls: Calls) -> IntArray:
         """The FLOPs of each call, int array (calls,)."""
+        if calls.kernel == SCALE:
+            return np.zeros(len(calls), dtype=np.int64)
         heads = self._head_columns[1][calls.operands[0].first]
         pairs = pairs_in_band(calls.params[:, 0], calls.params[:, 1], *self._lengths(calls))
         if self.is_packed:
@@ -369,6 +394,8 @@ class AttentionTask(LayerBlocks):
 
     def shapes(self, calls: Calls) -> ShapeRows:
         """The shape of each call: the positions of its operands, their heads and its clipped band."""
+        if calls.kernel == SCALE:
+            return ShapeRows.of("dense", self.flops(calls))
         queries, keys = self._lengths(calls)
         low, high = clip_band(calls.params[:, 0], calls.params[:, 1], queries, keys)
         heads, kv_heads = (self._head_columns[1][each.first] for each in calls.operands)
