@@ -617,7 +617,8 @@ def by_kind(names: Sequence[str], kinds: Sequence[AttentionKind]) -> dict[Attent
     of_names = {name: _kind_of_name(name) for name in names}
     for name, found in of_names.items():
         if not found:
-            raise ScheduleError(unknown("schedule", name, [*attention_names(), *LINEAR]))
+            known = [each for each in attention_names() if not ATTENTION[parts_of(each)[0]].decode]
+            raise ScheduleError(unknown("schedule", name, [*known, *LINEAR]))
         if found not in (wanted := [KINDS[kind] for kind in kinds]):
             raise ScheduleError(f"schedule {name!r} is {_what(name)}, expected one for {' or '.join(wanted)}")
     return {kind: [name for name in names if of_names[name] == KINDS[kind]] for kind in kinds}

@@ -97,8 +97,8 @@ class AttentionTask(LayerBlocks):
         """All that distinguishes tasks, as plain values."""
         columns = (self.tensor, self.owner, self.start, self.count, *self._head_columns)
         blocks = tuple(tuple(values.tolist()) for values in columns)
-        content = self.workload, self.layout, blocks, self.gradient_dtype, self.result_dtype
-        content = (*content, "keys by heads") if self.keys_by_heads else content
+        own = [blocks, "keys by heads"] if self.keys_by_heads else [blocks]
+        content = self.workload, self.layout, *own, self.gradient_dtype, self.result_dtype
         return content if self.home_dtype is None else (*content, self.home_dtype)
 
     @cached_property
