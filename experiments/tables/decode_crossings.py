@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import log2
 
 from experiments.common import RESULTS, markdown_table, write_page
 from tasp_lab.core.progress import print_progress
-from tasp_lab.core.units import format_time
+from tasp_lab.core.units import count_of, format_time
 from tasp_lab.prediction.predict import predict
 from tasp_lab.workload.layer import Workload
 
@@ -39,8 +40,8 @@ from the published crossing to the predicted one; negative ones are too early.""
 
 def layer(keys: str, batch: int) -> Workload:
     """The attention of one layer of a decode step."""
-    return Workload(decode=True, cached_keys=keys, batch=batch, heads=128, kv_heads=1, head_dim=576, value_dim=512,
-                    values_in_keys=True)  # fmt: skip
+    latent = Workload(decode=True, cached_keys=count_of(keys), heads=128, kv_heads=1, head_dim=576, value_dim=512)
+    return replace(latent, batch=batch, values_in_keys=True)
 
 
 def times_of(machine: str, keys: str) -> Mapping[str, Sequence[float]]:

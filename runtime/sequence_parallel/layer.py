@@ -22,7 +22,7 @@ from runtime.executor.sums import Parts
 from runtime.executor.views import Views
 from runtime.kernels import fused
 from runtime.kernels.packed import PackedCall, attend_packed, gradients_packed
-from runtime.kernels.partials import Rows, lse_for_gradients
+from runtime.kernels.partials import Partial, Rows, lse_for_gradients
 from runtime.kernels.registry import Kernel
 from runtime.sequence_parallel.passes import AttentionPasses, task_of
 from tasp_lab.core.errors import RunError
@@ -82,6 +82,9 @@ class AttentionLayer(Work):
         self._bound: dict[tuple[int, ...], Views] = {}
         self._sums = {tensor: self._empty(tensor, torch.float32) for tensor in shard.bound}
 
+    _attended: Partial
+    """What a rank computes with its keys for all heads, of a decode layer whose results are scaled."""
+
     def load(self, copies: Copies) -> None:
         """Copy the inputs that are in the memory of a run into it, and make what is sent in place of others."""
         for blocks in _together(self._shard, copies.part, (KEYS, QUERIES)):
@@ -137,11 +140,11 @@ class AttentionLayer(Work):
             v = values[0] if values else k[..., : self._task.workload.value_size]
             if self._task.workload.decode:  # the heads of all ranks, one query, which sees all of the keys
                 one = q.flatten(1, 2).unsqueeze(1)
-                found = self._kernel.attend(one, k, v, scale=self._scale, low=1 - k.shape[1], high=0)
+                part = self._kernel.attend(one, k, v, scale=self._scale, low=1 - k.shape[1], high=0)
                 if self._task.is_scaled:
-                    self._attended = found  # until the log-sum-exps of all ranks are here
-                    return [Parts([row.adds[0].block], [found.lse.transpose(0, 1)])]
-                outputs = [[each.view(*q.shape[:3], *each.shape[3:]) for each in found]]
+                    self._attended = part  # until the log-sum-exps of all ranks are here
+                    return [Parts([row.adds[0].block], [part.lse.transpose(0, 1)])]
+                outputs = [[each.view(*q.shape[:3], *each.shape[3:]) for each in part]]
             elif self._packing is None:
                 outputs = [self._kernel.attend(q, k, v, scale=self._scale, low=low, high=high)]
             else:

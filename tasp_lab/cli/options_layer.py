@@ -46,7 +46,7 @@ else:
     LayerFields = options_class("LayerFields", Workload, LAYER, LAYER_TYPES, if_given=True)
     LayoutFields = options_class("LayoutFields", Layout, WORK, if_given=True)
     OptionChoice = options_class("OptionChoice", AttentionOptions, PASSES)
-NO_FIELDS, NO_LAYOUT, DEFAULT_CHOICE = LayerFields(), LayoutFields(), OptionChoice()  # type: ignore[call-arg]
+NO_FIELDS, NO_LAYOUT, DEFAULT_CHOICE = LayerFields(), LayoutFields(), OptionChoice()
 
 
 @Parameter(name="*", group=LAYER)

@@ -36,12 +36,7 @@ from tasp_lab.schedules.attention.task import ATTEND, KEYS, QUERIES, RESULTS, SC
 from tasp_lab.schedules.registry import schedule
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
-from tasp_lab.workload.sequence_layout import SequenceLayout, contiguous
-
-
-def _layout(workload: Workload, world_size: int) -> SequenceLayout:
-    """Keys in equal chunks. Engines deal them out in turn, which gives every rank as many."""
-    return contiguous(workload.sequence, world_size)
+from tasp_lab.workload.sequence_layout import contiguous
 
 
 @schedule(
@@ -49,7 +44,7 @@ def _layout(workload: Workload, world_size: int) -> SequenceLayout:
     "softmax",
     follows="ranks",
     moves="nothing: each rank has all keys of its heads, as plain tensor parallelism does",
-    layout=_layout,
+    layout="contiguous",
     is_baseline=True,
     decode=True,
 )
@@ -69,7 +64,7 @@ def decode_heads(name: str, topology: Topology, workload: Workload, options: Att
     "softmax",
     follows="ranks",
     moves="an AllGather of queries; each rank attends to its keys; an AllGather of log-sum-exps; a ReduceScatter",
-    layout=_layout,
+    layout="contiguous",
     options=("result_dtype",),
     decode=True,
 )
@@ -78,7 +73,7 @@ def decode_heads(name: str, topology: Topology, workload: Workload, options: Att
     "softmax",
     follows="ranks",
     moves="an AllGather of queries; each rank attends to its keys; an AllToAll of results, merged by their owners",
-    layout=_layout,
+    layout="contiguous",
     options=("result_dtype",),
     decode=True,
 )
@@ -87,7 +82,7 @@ def decode_heads(name: str, topology: Topology, workload: Workload, options: Att
     "softmax",
     follows="ranks",
     moves="queries down binomial trees, results merged on the way back",
-    layout=_layout,
+    layout="contiguous",
     options=("result_dtype",),
     decode=True,
 )
@@ -106,8 +101,8 @@ def decode(name: str, topology: Topology, workload: Workload, options: Attention
     calls = [(rank, [heads, [key]], (1 - int(task.count[key]), n - 1)) for rank, key in enumerate(keys)]
     steps = [Step.of((), [Calls.of(ATTEND, calls)])]
     if len(scales):
-        calls = [(rank, [heads, scales.tolist()], ()) for rank in range(n)]
-        steps += [_direct(scales), Step.of((), [Calls.of(SCALE, calls)])]
+        scale = Calls.of(SCALE, [(rank, [heads, scales.tolist()], ()) for rank in range(n)])
+        steps += [_direct(scales), Step.of((), [scale])]
     out, back = _trees(queries, results) if is_tree else ([_direct(queries)], [_direct(results, home=True)])
     kept = no_copies(n, len(task.tensor))
     kept[:, [*queries, *scales]] = True
@@ -122,7 +117,7 @@ def _task(
     """The blocks of a layer: per rank its heads of all queries and results, and its keys.
 
     These are of its positions and all KV heads, or `keys_by_heads` of all positions and the KV heads that it is the
-    first to use.
+    first to use. Positions are in chunks; engines deal them out in turn, which gives every rank as many.
     """
     n, keys, heads, kv_heads = topology.world_size, workload.sequence, workload.heads, workload.kv_head_count
     if not workload.decode:
@@ -130,7 +125,7 @@ def _task(
     if heads % n or (kv_heads % n and n % kv_heads):
         raise ScheduleError(f"schedule {name!r}: {heads} heads ({kv_heads} KV heads) on {n} ranks, expected "
                             f"{'' if heads % n else 'KV '}heads that ranks divide")  # fmt: skip
-    layout, groups = _layout(workload, n), min(n, kv_heads)
+    layout, groups = contiguous(keys, n), min(n, kv_heads)
     rows = [
         (KEYS, rank, span.start, span.count, 0, kv_heads) for rank, each in enumerate(layout.spans) for span in each
     ]
@@ -141,8 +136,9 @@ def _task(
     rows += [(each, rank, keys - 1, 1, rank * own, own) for each in (QUERIES, RESULTS) for rank in range(n)]
     rows += [(SCALES, rank, keys - 1, 1, 0, heads) for rank in range(n) if scaled]
     home = None if keys_by_heads else "fp32"  # where the results of several ranks are joined
-    return AttentionTask(workload, layout, *np.array(rows).T, result_dtype=dtype, home_dtype=home,
-                         keys_by_heads=keys_by_heads)  # fmt: skip
+    tensor, owner, start, count, first, width = np.array(rows).T
+    return AttentionTask(workload, layout, tensor, owner, start, count, first, width, result_dtype=dtype,
+                         home_dtype=home, keys_by_heads=keys_by_heads)  # fmt: skip
 
 
 def _direct(blocks: IntArray, *, home: bool = False) -> Step:
