@@ -22,7 +22,7 @@ from runtime.executor.sums import Parts
 from runtime.executor.views import Views
 from runtime.kernels import fused
 from runtime.kernels.packed import PackedCall, attend_packed, gradients_packed
-from runtime.kernels.partials import Rows, lse_for_gradients
+from runtime.kernels.partials import Partial, Rows, lse_for_gradients
 from runtime.kernels.registry import Kernel
 from runtime.sequence_parallel.passes import AttentionPasses, task_of
 from tasp_lab.core.errors import RunError
@@ -36,6 +36,7 @@ from tasp_lab.schedules.attention.task import (
     QUERIES,
     QUERY_GRADIENTS,
     RESULTS,
+    SCALE,
     TENSORS,
     AttentionTask,
 )
@@ -45,7 +46,8 @@ Tensor = torch.Tensor
 Inputs = Mapping[int, Sequence[Tensor]]
 """Tensors of a shard, [batch, its positions of that tensor, heads, ...], of any strides; they are not copied.
 
-`KEYS`: k and v. `QUERIES`: q; backward also the gradient of the result, its log-sum-exp and the result.
+`KEYS`: k and v, or k alone where values are a part of it. `QUERIES`: q; backward also the gradient of the result, its
+log-sum-exp and the result.
 """
 
 
@@ -64,8 +66,8 @@ class AttentionLayer(Work):
         self._task, self._rank = packed or task_of(schedule, AttentionTask), rank
         self._kernel, self._scale = kernel, scale
         layer, (kv_heads, heads) = self._task.workload, (inputs[each][0].shape[2] for each in (KEYS, QUERIES))
-        self._own = kv_heads, heads // kv_heads
         self._padded = layer.kv_head_count, layer.heads // layer.kv_head_count
+        self._own = self._padded if layer.decode else (kv_heads, heads // kv_heads)
         if self._own != self._padded:
             inputs = {tensor: [self._with_padding(tensor, x) for x in each] for tensor, each in inputs.items()}
         self._packing = _packing_of(self._task, inputs[QUERIES][0].device) if self._task.is_packed else None
@@ -80,6 +82,9 @@ class AttentionLayer(Work):
         self._bound: dict[tuple[int, ...], Views] = {}
         self._sums = {tensor: self._empty(tensor, torch.float32) for tensor in shard.bound}
 
+    _attended: Partial
+    """What a rank computes with its keys for all heads, of a decode layer whose results are scaled."""
+
     def load(self, copies: Copies) -> None:
         """Copy the inputs that are in the memory of a run into it, and make what is sent in place of others."""
         for blocks in _together(self._shard, copies.part, (KEYS, QUERIES)):
@@ -88,7 +93,10 @@ class AttentionLayer(Work):
             self._on_the_wire(QUERIES)  # here, since several streams may send
 
     def output(self, copies: Copies, tensor: int, dtype: torch.dtype) -> Sequence[Tensor]:
-        """An output of the shard after a run, in a dtype: (out, lse) of results, whose lse is float32, or gradients."""
+        """An output of the shard after a run, in a dtype: (out, lse) of results, whose lse is float32, or gradients.
+
+        Results that were scaled have no lse.
+        """
         if tensor in self._sums:
             found = self._sums[tensor]
         else:
@@ -99,7 +107,7 @@ class AttentionLayer(Work):
             found = self._packing.by_position(tensor, self._rank, found)
         if self._own != self._padded:
             found = [self._without_padding(tensor, x) for x in found]
-        return (found[0].to(dtype), found[1]) if tensor == RESULTS else [each.to(dtype) for each in found]
+        return (found[0].to(dtype), *found[1:]) if tensor == RESULTS else [each.to(dtype) for each in found]
 
     def _with_padding(self, tensor: int, x: Tensor) -> Tensor:
         """A tensor of the shard with zeros for the heads that the schedule has beside its own."""
@@ -114,17 +122,30 @@ class AttentionLayer(Work):
 
     def compute(self, row: CallRow, operands: Sequence[Views]) -> Sequence[Parts]:
         """Make a kernel call; returns the parts of the results or gradients of its operands."""
-        if row.kernel != self._task.kernel:
+        if row.kernel not in self._task.kernels:
             device = self._inputs[QUERIES][0].device.type
             raise RunError(
                 f"step {row.step}: there is no kernel {row.kernel!r} on {device}, expected {self._task.kernel!r}"
             )
         queries, keys = operands
+        if row.kernel == SCALE:
+            out, lse = self._attended
+            scaled = out.float() * (lse - keys[0].logsumexp(1, keepdim=True)).exp()[..., None]
+            scaled = scaled.view(*queries[0].shape[:3], -1).transpose(0, 1)
+            return [Parts(self._shard.outputs(row.operands[0].blocks), [scaled])]
         low, high = row.params
         outputs: Sequence[Sequence[Tensor]]
         if row.kernel == ATTEND:
-            (q,), (k, v) = queries, keys
-            if self._packing is None:
+            (q,), (k, *values) = queries, keys
+            v = values[0] if values else k[..., : self._task.workload.value_size]
+            if self._task.workload.decode:  # the heads of all ranks, one query, which sees all of the keys
+                one = q.flatten(1, 2).unsqueeze(1)
+                part = self._kernel.attend(one, k, v, scale=self._scale, low=1 - k.shape[1], high=0)
+                if self._task.is_scaled:
+                    self._attended = part  # until the log-sum-exps of all ranks are here
+                    return [Parts([row.adds[0].block], [part.lse.transpose(0, 1)])]
+                outputs = [[each.view(*q.shape[:3], *each.shape[3:]) for each in part]]
+            elif self._packing is None:
                 outputs = [self._kernel.attend(q, k, v, scale=self._scale, low=low, high=high)]
             else:
                 outputs = [attend_packed(self._kernel, q, k, v, self._scale, self._packing.call(row))]
@@ -268,7 +289,8 @@ def _shard_of(schedule: Schedule, rank: int) -> _Shard:
         first[of_tensor] = np.searchsorted(task.places_of(tensor, rank), task.start[own[of_tensor]])
     layer, shapes = task.workload, dict[int, list[tuple[str, tuple[int, ...]]]]()
     for tensor in (QUERY_GRADIENTS, KEY_GRADIENTS) if task.is_backward else (RESULTS,):
-        heads = layer.kv_head_count if tensor == KEY_GRADIENTS else layer.heads
+        of_rank = task.heads_at(tensor, rank)
+        heads = of_rank.stop - of_rank.start
         rows = layer.batch, task.lengths_of(tensor)[rank], heads
         shapes[tensor] = [(each.name, (*rows, *each.shape[2:])) for each in task.fields_of(tensor, heads)]
     bound = {kind.name for kind in schedule.blocks.kinds if kind.bound}
@@ -277,10 +299,17 @@ def _shard_of(schedule: Schedule, rank: int) -> _Shard:
         task.count.tolist(),
         task.output_of.tolist(),
         dict(zip(own.tolist(), first.tolist(), strict=True)),
-        {block: slice(*task.heads_of(block)) for block in own.tolist()},
+        {block: _own_heads(task, block) for block in own.tolist()},
         shapes,
         [tensor for tensor in shapes if TENSORS[tensor] in bound],
     )
+
+
+def _own_heads(task: AttentionTask, block: int) -> slice:
+    """The heads of a block among those of the tensor that its owner has."""
+    before = task.heads_at(int(task.tensor[block]), int(task.owner[block])).start
+    first, end = task.heads_of(block)
+    return slice(first - before, end - before)
 
 
 @lru_cache(maxsize=64)

@@ -82,13 +82,15 @@ class AttentionTrial:
         self._gather_shards = gather_shards
         self._positions = self._task.positions_of(QUERIES, rank)
         self._whole = random_layer(self._workload, dtype, device)
-        q, dout = (x[:, torch.from_numpy(self._positions)] for x in (self._whole[0], self._whole[3]))
-        k, v = (shard(x, self._layout, rank) for x in self._whole[1:3])
+        self._heads = self._task.heads_at(QUERIES, rank)
+        q, dout = (x[:, torch.from_numpy(self._positions), self._heads] for x in (self._whole[0], self._whole[3]))
+        at, heads = torch.from_numpy(self._task.positions_of(KEYS, rank)), self._task.heads_at(KEYS, rank)
+        keys = [x[:, at, heads] for x in self._whole[1 : 3 - self._workload.values_in_keys]]
         queries: tuple[Tensor, ...] = (q,)
         if self._task.is_backward:
             self.out, self.lse = _forward_alone(self._task, rank, kernel, self._scale, q, *self._whole[1:3])
             queries = (q, dout, self.lse, self.out)
-        self._layer = AttentionLayer(schedule, rank, kernel, self._scale, {QUERIES: queries, KEYS: (k, v)})
+        self._layer = AttentionLayer(schedule, rank, kernel, self._scale, {QUERIES: queries, KEYS: keys})
         self.executor = Executor(schedule, rank, transport, self._layer, device, progress)
         self._checked = True
 
@@ -107,7 +109,8 @@ class AttentionTrial:
             places = int(task.start[block]) + task.layout.stride * np.arange(task.count[block])
             at = torch.from_numpy(task.layout.positions_at(places)).to(data.device)
             heads = slice(*task.heads_of(block))
-            store(data, kind(block).fields, [x[:, at, heads].transpose(0, 1) for x in self._whole[1:3]])
+            fields = kind(block).fields
+            store(data, fields, [x[:, at, heads].transpose(0, 1) for x in self._whole[1 : 1 + len(fields)]])
             found.append(data)
         return torch.cat(found)
 
@@ -119,8 +122,9 @@ class AttentionTrial:
         rows = torch.linspace(0, count - 1, min(_CHECKED_ROWS, count)).long().tolist()
         positions: list[int] = self._positions[rows].tolist()
         if not self._task.is_backward:
-            out, _ = self._output(RESULTS)
-            self._compare("the result", out[:, rows], [Exact(row, row) for row, _ in map(self._exact_row, positions)])
+            out, *_ = self._output(RESULTS)
+            exact = [row[:, :, self._heads] for row, _ in map(self._exact_row, positions)]
+            self._compare("the result", out[:, rows], [Exact(row, row) for row in exact])
             return
         (dq,), (dk, dv) = self._output(QUERY_GRADIENTS), self._output(KEY_GRADIENTS)
         self._compare("dq", dq[:, rows], [self._exact_dq(position) for position in positions])
@@ -170,7 +174,8 @@ def random_layer(workload: Workload, dtype: torch.dtype, device: str) -> Sequenc
     drawn, shape = torch.Generator().manual_seed(0), (workload.batch, workload.sequence)
     heads, keys, values = (workload.heads, workload.kv_head_count), workload.head_dim, workload.value_size
     rows = (heads[0], keys), (heads[1], keys), (heads[1], values), (heads[0], values)
-    return [torch.randn(*shape, *each, generator=drawn).to(dtype).to(device) for each in rows]
+    q, k, v, dout = (torch.randn(*shape, *each, generator=drawn).to(dtype).to(device) for each in rows)
+    return q, k, k[..., :values] if workload.values_in_keys else v, dout
 
 
 def _exact_gradients(

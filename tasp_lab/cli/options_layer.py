@@ -47,7 +47,7 @@ else:
     LayerFields = options_class("LayerFields", Workload, LAYER, LAYER_TYPES, if_given=True)
     LayoutFields = options_class("LayoutFields", Layout, WORK, if_given=True)
     OptionChoice = options_class("OptionChoice", AttentionOptions, PASSES)
-NO_FIELDS, NO_LAYOUT, DEFAULT_CHOICE = LayerFields(), LayoutFields(), OptionChoice()  # type: ignore[call-arg]
+NO_FIELDS, NO_LAYOUT, DEFAULT_CHOICE = LayerFields(), LayoutFields(), OptionChoice()
 
 
 @Parameter(name="*", group=LAYER)
@@ -87,7 +87,7 @@ class LayerChoice:
 
     @property
     def _is_layer(self) -> bool:
-        return any(name in self.given for name in ("sequence", "documents", "ranges"))
+        return not self.given.keys().isdisjoint(("sequence", "documents", "ranges", "decode"))
 
     def workload(self) -> Workload:
         """The layer, or the hybrid. Raises `QuantityError` where its length is not given, and for the kind ``all``."""
@@ -109,6 +109,8 @@ class LayerChoice:
     def _workload(self, given: dict[str, Any]) -> Workload:
         if not self._is_layer:
             raise QuantityError("expected an attention layer: --seq, --documents or --ranges")
+        if "decode" in given and given.keys().isdisjoint(("sequence", "cached_keys")):
+            raise QuantityError("decode without keys, expected --cached-keys, the keys of each sequence")
         given = {"kind": "hybrid"} | given if "layers" in given else given
         if "layers" in given and given["kind"] != "hybrid":
             raise QuantityError(f"layers: {given['layers'][:40]!r} with --kind {given['kind']}, expected --kind hybrid")

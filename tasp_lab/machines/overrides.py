@@ -244,6 +244,8 @@ def _followed(work: Workload, changes: dict[str, Any]) -> dict[str, Any]:
     """The changes, and those of fields that follow from them."""
     if "heads" in changes and work.kv_head_count == work.heads:
         changes = {"kv_heads": changes["heads"], **changes}
+    if work.decode and (keys := changes.get("sequence", changes.get("cached_keys"))):
+        changes = {"sequence": keys, "cached_keys": keys, **changes}
     if "documents" in changes:
         changes = {"sequence": sum(changes["documents"]), **changes}
     return changes

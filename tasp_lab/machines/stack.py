@@ -36,6 +36,9 @@ from tasp_lab.workload.layer import Workload
 DEFAULT_STACK = "torch"
 """The stack whose kernels run where none is named."""
 
+DECODE_STACK = "vllm"
+"""That of decode layers, which PyTorch alone has no kernels for."""
+
 OWN_STACK = "tasp-lab"
 """The stack that runs every schedule."""
 
@@ -352,6 +355,11 @@ def _check(found: Stack) -> None:
         if how.host:
             stack, _, name = how.host.rpartition("/")
             known("host", name, load_stack(stack).hosts if stack else found.hosts)
+
+
+def stack_of(name: str, layer: Workload) -> Stack:
+    """The stack of this name; without a name the one whose kernels run for a layer. Raises `ProfileError`."""
+    return load_stack(name or (DECODE_STACK if layer.decode else DEFAULT_STACK))
 
 
 def kernels_run(accelerator: str, layer: Workload) -> list[str]:

@@ -320,11 +320,31 @@ class Answer:
     @property
     def memory_bytes(self) -> int:
         """The memory of the rank with the most positions: tensors of the layer, their gradients, and buffers."""
+        if self.layer.decode:
+            cache, copied = self._cache()
+            own = self.layer.query_bytes_per_position + self.layer.output_bytes_per_position
+            return cache - copied + -(-own // self.world_size) + self.buffer_bytes
         layer, positions = self.layer, -(-self.layer.sequence // self.world_size)
         tensors = layer.query_bytes_per_position + layer.output_bytes_per_position + layer.kv_bytes_per_position
         sums = 4 * layer.batch * layer.heads  # log-sum-exp in float32
         copies = 1 if self.options.passes == "forward" else 2  # gradients of all four
         return positions * (copies * tensors + sums) + self.buffer_bytes
+
+    @property
+    def cache_bytes(self) -> int | None:
+        """The most keys and values that a rank of a decode layer has, in bytes; None of other layers."""
+        return self._cache()[0] if self.computes and self.layer.decode else None
+
+    def _cache(self) -> tuple[int, int]:
+        """The most bytes of keys and values that a rank has, and those that it has beside their owner."""
+        from tasp_lab.schedules.attention.task import KEYS, AttentionTask  # which collectives do not need
+
+        (schedule,) = (one.schedule for one in self.passes)
+        assert isinstance(schedule.task, AttentionTask), "a decode layer attends"
+        keys = schedule.task.blocks_of(KEYS)
+        held, own = schedule.initial[:, keys], schedule.task.owned(KEYS)[:, keys]
+        cache, copied = ((each @ schedule.block_bytes[keys]).max() for each in (held, held & ~own))
+        return int(cache), int(copied)
 
     @property
     def fits(self) -> bool | None:

@@ -11,7 +11,7 @@ from tasp_lab.core.tables import Part, Table
 from tasp_lab.core.units import format_flops, format_time
 from tasp_lab.machines.compute import PARTS, KernelCompute
 from tasp_lab.machines.machine import ComputeRate, Machine
-from tasp_lab.machines.stack import DEFAULT_STACK, load_stack
+from tasp_lab.machines.stack import stack_of
 from tasp_lab.prediction.answer import Answer
 from tasp_lab.prediction.interval import IDEAL_LINKS, Interval
 from tasp_lab.prediction.passes import PASS_NAMES
@@ -85,9 +85,12 @@ def layer_text(layer: Workload, passes: Pass) -> str:
     sinks = " with sinks" if layer.sinks else ""
     documents = "" if layer.documents is None else f" in {len(layer.documents)} documents"
     cached = f", {layer.cached_keys} of them cached" if layer.cached_keys else ""
+    heads = f"{layer.heads} heads{kv_heads} of {layer.widths}{', values in keys' if layer.values_in_keys else ''}"
+    if layer.decode:
+        return f"Decode attention, {batch or '1 x '}1 query after {layer.cached_keys} keys, {heads}, {layer.dtype}"
     return (
         f"{of_mask[0].upper()}{of_mask[1:]}{window}{sinks}, {PASS_NAMES[passes]}, {batch}{layer.sequence} positions"
-        f"{documents}{cached}, {layer.heads} heads{kv_heads} of {layer.widths}, {layer.dtype}"
+        f"{documents}{cached}, {heads}, {layer.dtype}"
     )
 
 
@@ -250,7 +253,7 @@ def software_line(machine: Machine, layer: Workload, passes: Collection[str]) ->
     found = [known[each] for each in dict.fromkeys(assumed.values())]
     if len(found) > 1:
         found = [f"{passing} {known[each]}" for passing, each in assumed.items()]
-    stack = load_stack(machine.stack or DEFAULT_STACK)
+    stack = stack_of(machine.stack, layer)
     runs, version = ", as named", f"{stack.library} {stack.version.split(' (')[0]}"
     if compute.by_stack:
         is_assumed = any(rule.source.startswith("assum") for rule in stack.rules(gpu, layer))

@@ -177,6 +177,9 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
            LAYER, when=lambda a: bool(a.layer.cached_keys)),
     Column("sinks", "with `--sinks`: true, every softmax has a logit per head more", lambda a: a.layer.sinks, LAYER,
            when=lambda a: a.layer.sinks),
+    Column("decode", "with `--decode`: true", lambda a: a.layer.decode, LAYER, when=lambda a: a.layer.decode),
+    Column("values_in_keys", "with `--values-in-keys`: true", lambda a: a.layer.values_in_keys, LAYER,
+           when=lambda a: a.layer.values_in_keys),
     Column("pass", "`forward`, `backward` or `both`", lambda a: a.passing, LAYER),
     Column("dataflow", "of the backward pass: `rotate-kv`, `rotate-kv-back`, `rotate-q` or null", json=LAYER),
     Column("gradient_dtype", "of gradients that are sent (of a hybrid, of softmax layers); null in a forward pass",
@@ -223,6 +226,8 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
     Column("link_bytes", "bytes on the link that is occupied longest", json=RANKING, title="busiest link"),
     Column("buffer_bytes", "largest memory of a rank for blocks of other ranks and sums that are sent; of both passes "
            "the larger one", json=LAYERS, title="buffers", tables=RANKING),
+    Column("cache_bytes", "with `--decode`: the most bytes of keys and values that a rank has", json=LAYER,
+           title="cache", when=lambda a: a.layer.decode),
     Column("flops", "of all ranks", json=LAYER),
     Column("bound_s", "least time of any schedule of this work that starts with the same blocks", json=ALL,
            title="bound", tables=PREDICTED),

@@ -26,7 +26,7 @@ from tasp_lab.machines.compute import ASSUMED_COMPUTE, KernelCompute, with_kerne
 from tasp_lab.machines.contention import NONE
 from tasp_lab.machines.host import HostModel
 from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
-from tasp_lab.machines.stack import DEFAULT_STACK, load_stack
+from tasp_lab.machines.stack import load_stack, stack_of
 from tasp_lab.prediction.settings import AS_IS, MachineSettings
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.build import AnySchedule, GivenSchedule, as_schedule, built_in, names_in
@@ -206,11 +206,11 @@ def run_by_stack(
 ) -> Machine:
     """The machine as its stack runs a schedule of a layer: with the kernel, and with the host model of the schedule.
 
-    Without a schedule it has the kernel alone, and without a stack that of `DEFAULT_STACK`. `ranks` share the sequence,
+    Without a schedule it has the kernel alone, and without a stack that of `stack_of`. `ranks` share the sequence,
     by default all. Raises `ScheduleError` where the stack does not run the schedule, and `ProfileError` where none of
     its kernels is known.
     """
-    stack, compute = load_stack(machine.stack or DEFAULT_STACK), machine.compute
+    stack, compute = stack_of(machine.stack, layer), machine.compute
     schedule = schedule if machine.stack else ""
     if schedule and (why := stack.refusal(schedule, layer, ranks or machine.topology.world_size, passes)):
         raise ScheduleError(why)

@@ -258,7 +258,7 @@ class Recommendation:
             length = max(1, int(layer.sequence * share))
 
             def time_s(one: Answer, _: float, length: int = length) -> float:
-                question = replace(one.question, work=replace(one.layer, sequence=length))
+                question = replace(one.question, work=one.layer.resized(length))
                 return float(answer(question, on=self.on).time_s)  # infinite where it does not apply
 
             found = self._under("", rivals, time_s)
@@ -392,7 +392,8 @@ class Recommendation:
         shipped = self.shipped(self.answer)
         found += [f"{stack.library}: {how.text}" for stack, how in shipped]
         asked = self.answer.on.stack
-        if isinstance(self.answer.question.schedule, str) and asked in ("", OWN_STACK):
+        by_name = isinstance(self.answer.question.schedule, str)
+        if by_name and asked in ("", OWN_STACK) and not self.answer.layer.decode:  # which runs in trials alone
             ships = "" if shipped or asked else "No library that is known here ships it. "
             options = self.answer.options
             how = f", options={options.expression}" if options.arguments else ""

@@ -84,7 +84,8 @@ class ScheduleSpec:
     options : the fields of `AttentionOptions` that apply to it; `passes` applies to all.
     uses_rings : whether it accepts a decomposition.
     follows : what it depends on where all ranks are linked, see `Follows`.
-    is_baseline : whether it goes around one ring; speed-ups are over the fastest of these.
+    is_baseline : whether it goes around one ring, or is plain tensor parallelism; speed-ups are over the fastest of
+        these.
     moves_states : of linear attention, whether states move, so that a sequence may begin with one and leave one.
     library_call : nccl-tests' name of the call, if the schedule is one call of the communication library; else empty.
     split : what the split of a family stands for, as shown to users: ``UxR``; empty if it is none.
@@ -94,6 +95,7 @@ class ScheduleSpec:
     members : which number of the split is that of the ranks of a group. Builder and layout have groups of consecutive
         ranks; other groups follow from the option `groups`, see `tasp_lab.schedules.attention.rank_order`.
     same_as : the schedule that a split and a variant of a family amount to; "" if they are one of their own.
+    decode : whether it is for decode layers, and only for these.
     """
 
     kind: Kind
@@ -112,6 +114,7 @@ class ScheduleSpec:
     of_variant: tuple[str, ...] = ()
     members: int = 0
     same_as: Callable[[tuple[int, int], str], str] | None = None
+    decode: bool = False
 
     def layout_on(self, workload: Workload, world_size: int, **family: object) -> SequenceLayout:
         """The sequence layout of a workload on a number of ranks."""
@@ -138,6 +141,7 @@ FILES = (
     ("SendRecv", "collectives.point_to_point", "send-recv"),
     ("softmax", "attention.backward", "ring-attention zigzag-ring-attention striped-ring-attention half-each-way tasp"),
     ("softmax", "attention.burst", "burst"),
+    ("softmax", "attention.decode", "decode-heads decode-reduce-scatter decode-all-to-all decode-tree"),
     ("softmax", "attention.direct_attention", "direct-attention"),
     ("softmax", "attention.double_ring", "double-ring:WxR"),
     ("softmax", "attention.grid", "grid:YxX"),
@@ -327,7 +331,7 @@ def state_schedules() -> list[str]:
 
 
 def baselines() -> list[str]:
-    """The schedules over one ring; speed-ups are over the fastest of them, of hybrids over LASP-2H."""
+    """The schedules that speed-ups are over: those over one ring, LASP-2H, and `decode-heads`."""
     return [*(name for name, spec in LAYERS.items() if spec.is_baseline), LASP_2H]
 
 
@@ -381,10 +385,10 @@ def attention_names() -> list[str]:
     return [f"{name}:{each.split}" if each is not None and each.split else name for name, each in found]
 
 
-def attention_names_on(world_size: int, *, variants: bool = False) -> list[str]:
+def attention_names_on(world_size: int, *, variants: bool = False, decode: bool = False) -> list[str]:
     """All names on a number of ranks: of a family each split into two factors of which none is 1, if there is one.
 
-    With `variants` also each split of a family with each of its variants.
+    With `variants` also each split of a family with each of its variants; with `decode` those for decode layers.
 
     >>> attention_names_on(8)[-2:]
     ['usp:2x4', 'usp:4x2']
@@ -393,6 +397,8 @@ def attention_names_on(world_size: int, *, variants: bool = False) -> list[str]:
     found = []
     for name, spec in ATTENTION.items():
         suffixes = ["", *(f":{variant}" for variant in _variants(spec) if variants)]
+        if spec.decode != decode:
+            continue
         of_family = [f"{name}:{a}x{b}{suffix}" for a, b in splits if spec.fits(a, b) for suffix in suffixes]
         found += of_family if spec.split else [name]
     return found
@@ -497,7 +503,9 @@ def layer_names_on(world_size: int, work: Workload, *, variants: bool = False) -
     """
     if work.kind == "hybrid":
         return []
-    return list(LINEAR) if work.kind == "linear" else attention_names_on(world_size, variants=variants)
+    if work.kind == "linear":
+        return list(LINEAR)
+    return attention_names_on(world_size, variants=variants, decode=work.decode)
 
 
 def options_of(name: str) -> tuple[str, ...]:
@@ -550,7 +558,13 @@ def check_names(names: Iterable[str], work: Work) -> None:
         if wanted == HYBRID and is_hybrid(name):
             names_of(name)
         else:
-            spec_of(name, wanted, hint="; or --kind linear" if wanted == SOFTMAX and name in LINEAR else "")
+            spec, _ = spec_of(name, wanted, hint="; or --kind linear" if wanted == SOFTMAX and name in LINEAR else "")
+            if isinstance(work, Workload) and spec.decode != work.decode:
+                what = "for decode layers alone, expected a layer with decode (--decode)"
+                if work.decode:
+                    known = ", ".join(each for each, own in ATTENTION.items() if own.decode)
+                    what = f"not for decode layers, expected one of {known}"
+                raise ScheduleError(f"schedule {name!r} is {what}")
     if wanted == COLLECTIVE and names:
         kind_of(names)
 
@@ -603,7 +617,8 @@ def by_kind(names: Sequence[str], kinds: Sequence[AttentionKind]) -> dict[Attent
     of_names = {name: _kind_of_name(name) for name in names}
     for name, found in of_names.items():
         if not found:
-            raise ScheduleError(unknown("schedule", name, [*attention_names(), *LINEAR]))
+            known = [each for each in attention_names() if not ATTENTION[parts_of(each)[0]].decode]
+            raise ScheduleError(unknown("schedule", name, [*known, *LINEAR]))
         if found not in (wanted := [KINDS[kind] for kind in kinds]):
             raise ScheduleError(f"schedule {name!r} is {_what(name)}, expected one for {' or '.join(wanted)}")
     return {kind: [name for name in names if of_names[name] == KINDS[kind]] for kind in kinds}

@@ -133,9 +133,15 @@ def factor_text(value: float) -> str:
 
 
 def _layer_fields(point: Point, axis: str) -> list[str]:
-    """The fields of the layer that have the value of an axis: KV heads follow the heads where they are as many."""
-    follows = axis == "heads" and point.layer.kv_head_count == point.layer.heads
-    return [LAYER_NUMBERS[name] for name in (axis, *(["kv_heads"] if follows else [])) if name in LAYER_NUMBERS]
+    """The fields of the layer that have the value of an axis: KV heads follow the heads where they are as many, and the
+    keys of a decode layer its positions.
+    """
+    names = [axis]
+    if axis == "heads" and point.layer.kv_head_count == point.layer.heads:
+        names.append("kv_heads")
+    if axis in ("seq", "cached_keys") and point.layer.decode:
+        names = ["seq", "cached_keys"]
+    return [LAYER_NUMBERS[name] for name in names if name in LAYER_NUMBERS]
 
 
 def factor_of(override: str) -> tuple[str, Fraction] | None:

@@ -138,7 +138,8 @@ def _axes(sections: Mapping[str, Mapping[str, Any]], baseline: object) -> tuple[
     if plans and "name" not in sections["schedule"]:
         found.append(Axis("schedule", "schedule", (ANY,)))
     names = [axis.name for axis in found]
-    needed = {"machine": "machine", "seq": "layer", "schedule": "schedule"}
+    length = "cached_keys" if "decode" in names else "seq"
+    needed = {"machine": "machine", length: "layer", "schedule": "schedule"}
     needed |= {"model": "layer", "batch_tokens": "plan"} if plans else {}
     for name, place in needed.items():
         if name not in names:

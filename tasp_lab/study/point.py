@@ -91,7 +91,7 @@ def layer_of(values: Mapping[str, Value]) -> Workload:
     Raises `WorkloadError` and `StudyError`.
     """
     _check_whole(values, LAYER_NUMBERS)
-    sequence, given = _given(values, ["seq"])["seq"], _given(values, LAYER_FIELDS)
+    sequence, given = _given({"seq": 0} | dict(values), ["seq"])["seq"], _given(values, LAYER_FIELDS)
     if (model := values.get("model")) is None:
         return Workload(sequence, **given)
     return load_model(str(model)).layer(sequence, **given)

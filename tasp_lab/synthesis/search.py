@@ -137,8 +137,10 @@ def search(
     asked = replace(asked, sampling=asked.sampling or Sampling(0, settings.get("seed", 0)))
     if asked.stack is not None:
         raise ScheduleError(f"stack {asked.stack!r}: no stack ships what a search finds, expected none; see --kernel")
-    if not isinstance(asked.work, Workload) or asked.work.kind != "softmax":
-        kind = asked.work.kind if isinstance(asked.work, Workload) else "a collective"
+    if not isinstance(asked.work, Workload) or asked.work.kind != "softmax" or asked.work.decode:
+        kind = "a collective"
+        if isinstance(asked.work, Workload):
+            kind = "decode" if asked.work.decode else asked.work.kind
         raise ScheduleError(f"search is for layers of softmax attention, not {kind}; tasp-lab compare ranks others")
     on = prepare(asked)
     settings.setdefault("samples", 0)

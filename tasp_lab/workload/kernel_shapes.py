@@ -59,6 +59,7 @@ class KernelShape(NamedTuple):
     dtype : of its operands.
     batch, heads, kv_heads, head_dim : those of this call.
     value_dim : elements per head of values; 0: as many as `head_dim`.
+    values_in_keys : 1 where values are a part of the keys, which are read once; else 0.
     queries, keys : positions; a kernel of linear attention has 0 of what it does not read.
     low, high : the band of the mask.
     flops : FLOPs of the call; masked pairs are not counted.
@@ -84,6 +85,7 @@ class KernelShape(NamedTuple):
     moved_bytes: int = 0
     launches: int = 0
     value_dim: int = 0
+    values_in_keys: int = 0
     packed: tuple[Segment, ...] = ()
     products: tuple[Product, ...] = ()
 
@@ -132,6 +134,7 @@ class ShapeRows(NamedTuple):
     moved_bytes: IntArray
     launches: IntArray
     value_dim: IntArray
+    values_in_keys: IntArray
     packing: IntArray
     packings: tuple[Packing, ...] = ((),)
 

@@ -107,6 +107,12 @@ class Workload:
         then ``ranges``.
     sinks : whether every softmax has one more term, of a logit per head (`runtime.attention`). It is applied by the
         owner of a result, so it adds no bytes to messages and no FLOPs to pairs.
+    decode : one query per sequence, that of its last position, whose key is one of the cached ones: engines write it to
+        the cache before they attend. So `sequence` and `cached_keys` are one number, of which either may be left out.
+        The ranks own queries and results by heads, `heads` / ranks each, and keys by positions; without window and
+        documents.
+    values_in_keys : values are the first `value_dim` elements of keys, one tensor that is kept, sent and read once, as
+        in absorbed MLA (arXiv:2405.04434): one KV head, `head_dim` 576 and `value_dim` 512. Forward only.
 
     Raises `WorkloadError` for invalid or unsupported values.
 
@@ -123,7 +129,7 @@ class Workload:
             is_count=True,
             expected="a whole number, or a text such as '128Ki'",
         ),
-    ]
+    ] = 0
     batch: Annotated[int, Option("Sequences.")] = 1
     heads: Annotated[int, Option("Query heads.")] = 32
     kv_heads: Annotated[int | None, Option("Key and value heads. Default: --heads.")] = None
@@ -151,7 +157,7 @@ class Workload:
         int,
         Option(
             "How many of the first --seq positions have keys and values only, as in a KV cache. Forward only, without "
-            "--documents.",
+            "--documents. With --decode all, in place of --seq.",
             is_count=True,
         ),
     ] = field(default=0, metadata={"optional": True})
@@ -194,12 +200,25 @@ class Workload:
             expected=EXPECTED_RANGES,
         ),
     ] = field(default=None, metadata={"optional": True})
+    decode: Annotated[
+        bool, Option("One query per sequence after --cached-keys, whose heads are spread over ranks.")
+    ] = field(default=False, metadata={"optional": True})
+    values_in_keys: Annotated[
+        bool, Option("Values are the first --value-dim elements of keys, as in absorbed MLA. Forward only.")
+    ] = field(default=False, metadata={"optional": True})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sequence", count_of(self.sequence, "sequence"))
         object.__setattr__(self, "cached_keys", count_of(self.cached_keys, "cached keys", least=0))
         object.__setattr__(self, "window", window_of(self.window))
         check_arguments(vars(self), arguments_of(Workload, WorkloadError))
+        if self.decode:
+            keys = self.cached_keys or self.sequence
+            if self.sequence not in (0, keys):
+                raise WorkloadError(f"sequence: {self.sequence} of a decode layer with {keys} cached keys, expected as "
+                                    "many, or one of the two")  # fmt: skip
+            object.__setattr__(self, "sequence", keys)
+            object.__setattr__(self, "cached_keys", keys)
         if self.kv_heads is None:
             object.__setattr__(self, "kv_heads", self.heads)
         for name in ("sequence", "batch", "heads", "kv_heads", "head_dim", "window", "cached_keys", "linear_kv_heads",
@@ -236,7 +255,7 @@ class Workload:
                                 f"elements, batch {self.batch}; expected FLOPs and bytes below 2**63")  # fmt: skip
         if self.documents is not None:
             object.__setattr__(self, "documents", check_documents(self.documents, self.sequence))
-        if not 0 <= self.cached_keys < self.sequence:
+        if not 0 <= self.cached_keys < self.sequence + self.decode:
             raise WorkloadError(f"cached keys: {self.cached_keys}, expected 0 or more and fewer than the sequence of "
                                 f"{self.sequence} positions")  # fmt: skip
         if self.cached_keys and self.documents is not None:
@@ -277,6 +296,15 @@ class Workload:
         if self.kind == "hybrid" and not self.layers:
             raise WorkloadError(f"a hybrid without layers, expected {_EXPECTED}")
         object.__setattr__(self, "layers", expand_layers(self.layers) if self.layers else "")
+        for name in ("decode", "values_in_keys"):
+            if getattr(self, name) and self.kind != "softmax":
+                raise WorkloadError(f"{name.replace('_', ' ')} of {self.kind} attention, expected softmax attention")
+        if self.decode and (self.window, self.documents) != (None, None):
+            what = "documents" if self.window is None else "a window"
+            raise WorkloadError(f"decode with {what}, expected neither documents nor a window")
+        if self.values_in_keys and self.value_size > self.head_dim:
+            raise WorkloadError(f"values in keys: {self.value_size} elements of values, expected at most the "
+                                f"{self.head_dim} of keys")  # fmt: skip
         if self.kind == "softmax" and self.decay != "none":
             raise WorkloadError(f"decay {self.decay!r} of softmax attention, expected linear attention")
         if self.kind == "linear" and self.sinks:
@@ -317,6 +345,10 @@ class Workload:
             )
         return replace(self, kind="softmax", layers="", decay="none", linear_kv_heads=None)
 
+    def resized(self, sequence: int) -> Workload:
+        """The layer with another number of positions; of a decode layer also of cached keys."""
+        return replace(self, sequence=sequence, cached_keys=sequence if self.decode else self.cached_keys)
+
     @property
     def kv_head_count(self) -> int:
         """The number of KV heads, as a plain int."""
@@ -352,7 +384,7 @@ class Workload:
     @property
     def queries(self) -> int:
         """The number of positions that have queries."""
-        return self.sequence - self.cached_keys
+        return 1 if self.decode else self.sequence - self.cached_keys
 
     @property
     def document_starts(self) -> IntArray:
@@ -381,7 +413,7 @@ class Workload:
             return np.array([MaskRange(*each).slice for each in self.ranges], dtype=np.int64)
         first, mask = self.document_starts, self.visible
         end = np.append(first, self.sequence)[1:]
-        query = np.maximum(first, self.cached_keys)
+        query = np.maximum(first, self.sequence - self.queries)
         low = query - (end - 1) if mask.low is None else np.full_like(first, mask.low)
         high = end - 1 - first if mask.high is None else np.full_like(first, mask.high)
         return np.stack([query, end, first, end, low, np.minimum(high, end - 1 - first)], axis=1)
@@ -405,7 +437,8 @@ class Workload:
     @property
     def kv_bytes_per_position(self) -> int:
         """Bytes of keys and values per position, over the whole batch."""
-        return self.batch * self.kv_head_count * (self.head_dim + self.value_size) * ELEMENT_BYTES[self.dtype]
+        values = 0 if self.values_in_keys else self.value_size
+        return self.batch * self.kv_head_count * (self.head_dim + values) * ELEMENT_BYTES[self.dtype]
 
     @property
     def query_bytes_per_position(self) -> int:

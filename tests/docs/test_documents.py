@@ -28,6 +28,11 @@ from tests.measure.test_calibrate_kernels import HEAD, times
 from tests.support.selection import IS_FULL
 
 OF_OTHER_TOOLS = {
+    "--tensor-parallel-size",
+    "--decode-context-parallel-size",
+    "--dcp-comm-backend",
+    "--tp-size",
+    "--dcp-size",
     "--nproc-per-node",
     "--showtopo",
     "--nnodes",

@@ -25,7 +25,7 @@ from tasp_lab.schedules.registry import ATTENTION, follows, uses_rings
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 
-NAMES = [name for name in ATTENTION if follows(name) != "rates" and not ATTENTION[name].split]
+NAMES = [name for name, spec in ATTENTION.items() if follows(name) != "rates" and not spec.split and not spec.decode]
 OF_RANKS = [name for name in NAMES if follows(name) == "ranks"]
 EXPRESSIONS = ("full-mesh:4", "switch:4", "full-mesh:6", "nodes:2x4", "nodes:3x2")
 OF_ONE_SIZE = ("full-mesh:8", "switch:8", "nodes:2x4", "nodes:4x2")

@@ -78,12 +78,15 @@ def computed_dims(
     FlashAttention-2 takes none (csrc/flash_attn/flash_api.cpp), so callers pad the narrower ones with zeros (vLLM,
     v1/attention/backends/mla/common.py: _pad_v). FlashAttention-3 does forward, for some widths, and backward rounds
     both up to the wider one (hopper/flash_api.cpp of Dao-AILab/flash-attention, mha_fwd and mha_bwd). cuDNN and
-    FlashAttention-4 have kernels of 192/128, and of all others it is assumed.
+    FlashAttention-4 have kernels of 192/128, and of all others it is assumed. Absorbed MLA, 576/512, has kernels of its
+    own (FlashMLA; hopper/flash_api.cpp takes queries of 64 and of 512 elements).
 
     >>> computed_dims("flash-attention-2", "forward", 192, 128), computed_dims("cudnn", "forward", 192, 128)
-    ((192, 192), (192, 128))
+        ((192, 192), (192, 128))
     """
     core = core_kernel(kernel)
+    if (passing, head_dim, value_dim) == ("forward", 576, 512):
+        return head_dim, value_dim
     of_fa3 = passing == "forward" and 128 < head_dim <= 192 and 96 < value_dim <= 128
     if core == "flash-attention-2" or (core == "flash-attention-3" and not of_fa3):
         return max(head_dim, value_dim), max(head_dim, value_dim)

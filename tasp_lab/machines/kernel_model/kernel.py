@@ -7,6 +7,11 @@ read or written once. Kernels before and after the main one move memory, too (`D
 
 Where values are not as wide as keys, a pair takes the time of heads as wide as both on average over the products of the
 pass (`mean_width`): forward 160 elements for 192/128. Nobody measured such kernels in a public table.
+
+**Decode.** Calls of one query run other tiles: the heads of a KV head side by side, and keys in equal shares over all
+SMs (Flash-Decoding; the scheduler of FlashMLA, csrc/sm90/decode of deepseek-ai/FlashMLA), whose parts are merged. So
+most are bound by memory: FlashMLA reads up to 3,000 GB/s on an H800 (its README); the bandwidth here is that of
+BabelStream, 2,950 GB/s on an H100.
 """
 
 from __future__ import annotations
@@ -40,6 +45,15 @@ ELEMENTWISE_LAUNCH = KernelConstant(
 def bound_s(gpu: Gpu, moved_bytes: float) -> float:
     """The time of one kernel that moves so many bytes and computes next to nothing."""
     return ELEMENTWISE_LAUNCH.value + moved_bytes / gpu.memory_bytes_per_s.value
+
+
+DECODE_SHARE = 660 / 989.4
+"""The most of a GPU's dense peak that decode kernels compute at: FlashMLA's up to 660 TFLOP/s on an H800 (README of
+deepseek-ai/FlashMLA, kernel of April 2025) over the peak of its data sheet."""
+
+DECODE_ROWS, DECODE_COLUMNS = 64, 64
+"""The tile of decode kernels: the rows of one instruction of Hopper's tensor cores (PTX ISA, wgmma) and the keys of a
+page, as in FlashMLA (BLOCK_SIZE_M and PAGE_BLOCK_SIZE); heads of a KV head that are fewer are padded."""
 
 
 class TimeParts(NamedTuple):
@@ -176,17 +190,25 @@ def call_parts(gpu: Gpu, variant: Variant, shape: KernelShape) -> TimeParts:
     if pairs == 0:
         return TimeParts(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     width = mean_width(shape.passing, shape.head_dim, shape.value_size)
-    per_pair = pair_flops(shape.passing, shape.head_dim, shape.value_size) / rate_at(variant, width)
+    rate = rate_at(variant, width)
+    if is_decode(shape):
+        rate = min(rate, DECODE_SHARE * gpu.peak_flops.value)
+    per_pair = pair_flops(shape.passing, shape.head_dim, shape.value_size) / rate
     rate_s = pairs * per_pair
     design, sms = variant.design, round(gpu.sms.value)
-    columns, parts = _busiest(design, variant.tile_columns.value, variant.alone.value, sms, shape)
-    arithmetic_s = max(columns * design.rows * per_pair * (sms // design.group) / _speed(variant, shape, parts), rate_s)
+    if is_decode(shape):
+        columns, parts = _busiest_decoding(variant.tile_columns.value, sms, shape)
+        arithmetic_s = max(columns * DECODE_ROWS * per_pair * sms, rate_s)
+    else:
+        columns, parts = _busiest(design, variant.tile_columns.value, variant.alone.value, sms, shape)
+        full_s = columns * design.rows * per_pair * (sms // design.group)
+        arithmetic_s = max(full_s / _speed(variant, shape, parts), rate_s)
     power_s = throttled(arithmetic_s, variant.sustained.value, variant.settle_s.value) - arithmetic_s
     elements = elements_of(shape)
     # Q, K, V and O are read or written once, backward their gradients, too
     moved_bytes = _ELEMENT_BYTES * sum(elements) * (1 if shape.passing == "forward" else 2)
     memory_s = moved_bytes / gpu.memory_bytes_per_s.value - arithmetic_s - power_s
-    passes_s = _beside_s(gpu, design, shape)
+    passes_s = 0.0 if is_decode(shape) else _beside_s(gpu, design, shape)  # an engine writes one key to its pages
     if parts > 1:
         passes_s += bound_s(gpu, 2 * 4 * parts * elements[-1] * (1 + 1 / shape.value_size))
     waves_s = arithmetic_s - rate_s
@@ -208,12 +230,25 @@ _SHARE_BEFORE: dict[str, float] = {"forward": 1.0, "backward": 8 / 14}
 """The part of the kernels beside the main one that comes before it: forward all, backward what is read or cleared."""
 
 
+def is_decode(shape: KernelShape) -> bool:
+    """Whether libraries run a call of attention by a kernel for one query, as flash-attn does (csrc/flash_attn/
+    flash_api.cpp: seqlenq_ngroups_swapped)."""
+    return shape.queries == 1 and shape.passing == "forward" and not shape.packed and not _is_masked(shape)
+
+
+def _busiest_decoding(tile_columns_cost: float, sms: int, shape: KernelShape) -> tuple[float, int]:
+    """Keys that the busiest SM goes through with a tile of `DECODE_ROWS`, and the parts of the keys of a tile."""
+    tiles = shape.batch * shape.kv_heads * math.ceil(shape.heads // shape.kv_heads / DECODE_ROWS)
+    blocks = math.ceil(shape.keys / DECODE_COLUMNS)
+    return math.ceil(tiles * blocks / sms) * DECODE_COLUMNS + tile_columns_cost, min(math.ceil(sms / tiles), blocks)
+
+
 @lru_cache(1 << 16)
 def _handed_out_s(gpu: Gpu, variant: Variant, shape: KernelShape) -> float:
     """The main kernel hands out its tiles in the same part of its time as undisturbed waves do."""
     parts = call_parts(gpu, variant, shape)
-    if not parts.time_s:
-        return 0.0
+    if not parts.time_s or is_decode(shape):
+        return parts.time_s
     tiles, _, _ = _tiles(variant.design, variant.tile_columns.value, round(gpu.sms.value), shape)
     share = tiles.last_begins() / tiles.makespan(variant.alone.value)
     before_s = _SHARE_BEFORE[shape.passing] * _beside_s(gpu, variant.design, shape)
@@ -295,10 +330,11 @@ def throttled(time_s: float, sustained: float, settle_s: float) -> float:
 
 
 def elements_of(shape: KernelShape) -> tuple[float, float, float, float]:
-    """The elements of Q, K, V and O."""
+    """The elements of Q, K, V and O; of V none that are a part of K."""
     rows, columns = (float(shape.batch * each) for each in (shape.heads * shape.queries, shape.kv_heads * shape.keys))
     size = shape.value_size
-    return rows * shape.head_dim, columns * shape.head_dim, columns * size, rows * size
+    values = 0.0 if shape.values_in_keys else columns * size
+    return rows * shape.head_dim, columns * shape.head_dim, values, rows * size
 
 
 def _beside_s(gpu: Gpu, design: Design, shape: KernelShape) -> float:

@@ -25,15 +25,18 @@ from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.mask import Mask
 from tasp_lab.workload.sequence_layout import SequenceLayout, Span
 
-KEYS, QUERIES, RESULTS, KEY_GRADIENTS, QUERY_GRADIENTS = range(5)
-"""Tensors of blocks: keys with values, queries (backward: with all inputs of the gradients), what they yield."""
+KEYS, QUERIES, RESULTS, KEY_GRADIENTS, QUERY_GRADIENTS, SCALES = range(6)
+"""Tensors of blocks: keys with values, queries (backward: with all inputs of the gradients), what they yield. Scales
+are the log-sum-exps of all heads over the keys of a rank: a decode layer that has them adds results that are scaled."""
 
-TENSORS = ("keys", "queries", "results", "key gradients", "query gradients")
+TENSORS = ("keys", "queries", "results", "key gradients", "query gradients", "log-sum-exps")
 """Names of kinds."""
 
 
 def query_spans(workload: Workload, layout: SequenceLayout) -> tuple[tuple[Span, ...], ...]:
-    """The spans of the queries of each rank: all but the cached positions."""
+    """The spans of the queries of each rank: all but the cached positions, of a decode layer the last one."""
+    if workload.decode:  # every rank has some heads of it
+        return ((Span(workload.sequence - 1, layout.stride, 1),),) * layout.world_size
     return layout.spans_from(workload.cached_keys) if workload.cached_keys else layout.spans
 
 
@@ -51,6 +54,7 @@ class LayerBlocks:
     gradient_dtype : dtype of gradients on the wire, a key of `tasp_lab.workload.layer.ELEMENT_BYTES`; None forward.
     result_dtype : dtype of results on the wire, ``fp32`` unless given.
     home_dtype : dtype of resident results and gradients; as on the wire if None.
+    keys_by_heads : whether keys are owned by heads, too, as queries of decode layers are: all positions by one rank.
 
     Raises `ScheduleError` unless the blocks of keys are exactly the shards of the layout, once for every head, those of
     queries the same without the cached positions, and each has one block that its calls add to; and for a backward pass
@@ -68,6 +72,7 @@ class LayerBlocks:
     gradient_dtype: str | None = None
     result_dtype: str = "fp32"
     home_dtype: str | None = None
+    keys_by_heads: bool = False
 
     def __post_init__(self) -> None:
         given = [] if self.first_head is None or self.heads is None else ["first_head", "heads"]
@@ -152,19 +157,36 @@ class LayerBlocks:
         groups, ends = np.unique(np.stack([first[blocks], first[blocks] + heads[blocks]]), axis=1)
         total = self.workload.kv_head_count if tensor == KEYS else self.workload.heads
         spans = [(rank, span.start, span.count) for rank, each in enumerate(self.spans_of(tensor)) for span in each]
-        expected = self._merged(*np.array(spans, dtype=np.int64).reshape(-1, 3).T)
+        shards = self._merged(*np.array(spans, dtype=np.int64).reshape(-1, 3).T)
         if len(blocks) and not np.array_equal(np.append(groups, total), np.append(0, ends)):
             raise ScheduleError(f"the blocks of {TENSORS[tensor]} have not each of {total} heads once")
         for group in groups.tolist() or [0]:
             own = blocks[first[blocks] == group]
+            expected = (
+                shards[:, shards[0] == group * self.layout.world_size // total] if self.is_by_heads(tensor) else shards
+            )
             found = self._merged(self.owner[own], self.start[own], self.count[own])
             if (self.count[own] < 1).any() or not np.array_equal(found, expected):
                 raise ScheduleError(
                     f"the blocks of {TENSORS[tensor]} are not the shards of layout {self.layout.name!r}"
                 )
 
+    def is_by_heads(self, tensor: int) -> bool:
+        """Whether ranks own heads of a tensor, not positions."""
+        return self.keys_by_heads if tensor in (KEYS, KEY_GRADIENTS) else self.workload.decode
+
+    def heads_at(self, tensor: int, rank: int) -> slice:
+        """The heads of a tensor that a rank owns."""
+        if not self.is_by_heads(tensor):
+            return slice(0, self.workload.kv_head_count if tensor in (KEYS, KEY_GRADIENTS) else self.workload.heads)
+        own = np.flatnonzero((self.tensor == tensor) & (self.owner == rank))
+        first, heads = (each[own] for each in self._head_columns)
+        return slice(int(first.min()), int((first + heads).max())) if len(own) else slice(0, 0)
+
     def spans_of(self, tensor: int) -> tuple[tuple[Span, ...], ...]:
         """The spans of each rank that a tensor has: all of keys, those of queries from the first query on."""
+        if tensor in (KEYS, KEY_GRADIENTS) and self.is_by_heads(tensor):
+            return ((Span(0, 1, self.workload.sequence),),) * self.layout.world_size
         return self.layout.spans if tensor in (KEYS, KEY_GRADIENTS) else query_spans(self.workload, self.layout)
 
     def lengths_of(self, tensor: int) -> list[int]:
@@ -205,6 +227,11 @@ class LayerBlocks:
         return np.flatnonzero(self.tensor == tensor)
 
     @property
+    def is_scaled(self) -> bool:
+        """Whether results are scaled by the log-sum-exps of all ranks, and then added."""
+        return bool((self.tensor == SCALES).any())
+
+    @property
     def is_backward(self) -> bool:
         return self.gradient_dtype is not None
 
@@ -236,9 +263,9 @@ class LayerBlocks:
 
     @cached_property
     def group(self) -> IntArray:
-        """The group of each block: equal for blocks of the same KV heads."""
-        columns = np.stack(self._kv_heads)
-        groups: IntArray = np.unique(columns, axis=1, return_inverse=True)[1].ravel()
+        """The group of each block: equal for keys of the same KV heads and what uses some of these."""
+        first = self._kv_heads[0]
+        groups: IntArray = np.searchsorted(np.unique(first[self.blocks_of(KEYS)]), first, side="right") - 1
         return groups
 
     @cached_property
@@ -268,13 +295,16 @@ class LayerBlocks:
             return Field(name, dtype, shape, home_dtype=None if self.home_dtype == dtype else self.home_dtype)
 
         if tensor == KEYS:
-            return Field("k", layer.dtype, rows), Field("v", layer.dtype, values)
+            return (Field("k", layer.dtype, rows), Field("v", layer.dtype, values))[: 2 - layer.values_in_keys]
         if tensor == KEY_GRADIENTS:
             return sum_of("k", gradient, rows), sum_of("v", gradient, values)
         if tensor == QUERY_GRADIENTS:
             return (sum_of("q", gradient, rows),)
+        out, lse = sum_of("out", self.result_dtype, values), Field("lse", "fp32", scalars)
+        if tensor == SCALES:
+            return (lse,)
         if tensor == RESULTS:
-            return sum_of("out", self.result_dtype, values), Field("lse", "fp32", scalars)
+            return (out,) if self.is_scaled else (out, lse)
         queries = (Field("q", layer.dtype, rows),)
         if not self.is_backward:
             return queries

@@ -245,9 +245,11 @@ class AttentionOptions:
                 )
 
     def check_layer(self, layer: Workload) -> None:
-        """Raise `ScheduleError` for a backward pass of a layer with cached keys, which are for inference, or in fp8."""
+        """Raise `ScheduleError` for a backward pass in fp8, or for inference: cached keys, or values in keys."""
         if layer.cached_keys and self.passes != "forward":
             raise ScheduleError(f"pass {self.passes!r} with {layer.cached_keys} cached keys, expected 'forward'")
+        if layer.values_in_keys and self.passes != "forward":
+            raise ScheduleError(f"pass {self.passes!r} with values in keys, expected 'forward'")
         if layer.dtype == WHAT_IF_DTYPE and self.passes != "forward":
             raise ScheduleError(
                 f"pass {self.passes!r} in {layer.dtype}, whose backward pass is not established: expected 'forward'"

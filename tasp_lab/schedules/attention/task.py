@@ -18,6 +18,10 @@ decides, then because places have the order of positions within a document. Else
 (`LayerBlocks.visible`). []
 Tiles of blocks without a common document are no parts, whatever their band. If the mask is given as ranges, the band is
 every pair of places, and tiles without a pair that the ranges let attend are no parts.
+
+**Decode layers.** A call takes the query heads of several ranks, stacked like rows, to keys with all their KV heads; no
+pair is masked. Keys may be left anywhere by earlier passes, as they are the KV cache. With `SCALES` it yields the
+log-sum-exps of its rank alone; ``scale`` takes queries and those of all ranks, and yields the parts of results.
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ from tasp_lab.schedules.attention.layer_blocks import KEYS as KEYS
 from tasp_lab.schedules.attention.layer_blocks import QUERIES as QUERIES
 from tasp_lab.schedules.attention.layer_blocks import QUERY_GRADIENTS as QUERY_GRADIENTS
 from tasp_lab.schedules.attention.layer_blocks import RESULTS as RESULTS
+from tasp_lab.schedules.attention.layer_blocks import SCALES as SCALES
 from tasp_lab.schedules.attention.layer_blocks import TENSORS as TENSORS
 from tasp_lab.schedules.attention.layer_blocks import LayerBlocks
 from tasp_lab.workload.kernel_shapes import Segment, ShapeRows, clip_band, pairs_in_band
@@ -44,8 +49,8 @@ from tasp_lab.workload.layer import ELEMENT_BYTES
 from tasp_lab.workload.packing import PackedSegment, Rows, document_segments, range_segments
 from tasp_lab.workload.ranges import pairs_of_runs
 
-ATTEND, DIFFERENTIATE = "attend", "differentiate"
-"""Names of kernels, which take queries and keys, and a band as parameters (low, high)."""
+ATTEND, DIFFERENTIATE, SCALE = "attend", "differentiate", "scale"
+"""Names of kernels, which take queries and keys, and a band as parameters (low, high); the last queries and scales."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +70,7 @@ class AttentionTask(LayerBlocks):
     @property
     def kernels(self) -> Mapping[str, Passing]:
         """The pass of the kernel."""
-        return {self.kernel: self.passing}
+        return {self.kernel: self.passing} | ({SCALE: "forward"} if self.is_scaled else {})
 
     @cached_property
     def contract(self) -> Contract:
@@ -74,7 +79,8 @@ class AttentionTask(LayerBlocks):
         Backward, the blocks of queries hold the inputs of the gradients, and a forward pass may leave keys anywhere.
         """
         inputs = np.isin(self.tensor, (KEYS, QUERIES))
-        return Contract.of(self.owner, inputs, ~inputs, (self.tensor == KEYS) & self.is_backward)
+        left = self.is_backward or self.workload.decode
+        return Contract.of(self.owner, inputs, ~inputs & (self.tensor != SCALES), (self.tensor == KEYS) & left)
 
     def saved(self, forward: Task) -> tuple[IntArray, IntArray]:
         """The blocks that a backward pass has from its forward pass, its keys; and these blocks there, int arrays."""
@@ -93,7 +99,8 @@ class AttentionTask(LayerBlocks):
         """All that distinguishes tasks, as plain values."""
         columns = (self.tensor, self.owner, self.start, self.count, *self._head_columns)
         blocks = tuple(tuple(values.tolist()) for values in columns)
-        content = self.workload, self.layout, blocks, self.gradient_dtype, self.result_dtype
+        own = [blocks, "keys by heads"] if self.keys_by_heads else [blocks]
+        content = self.workload, self.layout, *own, self.gradient_dtype, self.result_dtype
         return content if self.home_dtype is None else (*content, self.home_dtype)
 
     @cached_property
@@ -163,7 +170,11 @@ class AttentionTask(LayerBlocks):
 
     def blocks(self, pools: Mapping[int, Pool | None], bound: Collection[int]) -> Blocks:
         """The blocks of a schedule of this task; `pools` by tensor; resident copies of `bound` are the caller's."""
-        joins: Mapping[int, Join] = {RESULTS: "merge", KEY_GRADIENTS: "add", QUERY_GRADIENTS: "add"}
+        joins: Mapping[int, Join] = {
+            RESULTS: "add" if self.is_scaled else "merge",
+            KEY_GRADIENTS: "add",
+            QUERY_GRADIENTS: "add",
+        }
         kinds = [
             Kind(TENSORS[each], joins.get(each, ""), pools.get(each), self.fields_of(each, heads), each in bound)
             for each, heads in self.kinds[0]
@@ -212,6 +223,11 @@ class AttentionTask(LayerBlocks):
 
     def effects(self, calls: Calls) -> Effects:
         """One part per tile. Raises `ScheduleError` for other operands than queries and their keys, or another mask."""
+        if self.is_scaled:
+            self._check_whole(calls)
+        if self.is_scaled and calls.kernel == SCALE:
+            call, part = calls.operands[0].owner, self._number[self.blocks_of(KEYS)]
+            return Effects(call, self.output_of[calls.operands[0].block], part[calls.rank[call]])
         queries, keys = self._operands(calls)
         call, query, key = tiles(queries, keys)
         query_block, key_block = queries.block[query], keys.block[key]
@@ -231,6 +247,8 @@ class AttentionTask(LayerBlocks):
             )
         seen &= self._see(query_block, key_block)
         call, query_block, key_block = call[seen], query_block[seen], key_block[seen]
+        if self.is_scaled:
+            return Effects(np.arange(len(calls)), self.blocks_of(SCALES)[calls.rank], np.zeros_like(calls.rank))
         block, part = self.output_of[query_block], self._number[key_block]
         if not self.is_backward:
             return Effects(call, block, part)
@@ -239,6 +257,16 @@ class AttentionTask(LayerBlocks):
             np.concatenate([block, self.output_of[key_block]]),
             np.concatenate([part, self._number[query_block]]),
         )
+
+    def _check_whole(self, calls: Calls) -> None:
+        """Raise `ScheduleError` unless calls take all queries, with the keys of their rank or to scale all scales."""
+        scales = calls.kernel == SCALE
+        others = [self.blocks_of(SCALES)] * len(calls) if scales else self.blocks_of(KEYS)[calls.rank][:, None]
+        wanted = BlockLists.of([self.blocks_of(QUERIES)] * len(calls)), BlockLists.of([*others])
+        for found, expected in zip(calls.operands, wanted, strict=True):
+            if not (np.array_equal(found.offset, expected.offset) and np.array_equal(found.block, expected.block)):
+                what = f"all {TENSORS[SCALES]}" if scales else "the keys of its rank"
+                raise ScheduleError(f"rank {calls.rank[0]} {calls.kernel}s: expected all queries, and {what}")
 
     def _operands(self, calls: Calls) -> tuple[BlockLists, BlockLists]:
         if calls.kernel != self.kernel:
@@ -261,8 +289,11 @@ class AttentionTask(LayerBlocks):
     ) -> None:
         """Check that the queries of a call have the same heads, and that its keys are of the KV heads that they use."""
         first_kv, last_kv = self._kv_heads
-        wrong = (first_kv[query] != first_kv[key]) | (last_kv[query] != last_kv[key])
-        wrong |= self._head_columns[0][query] != self._head_columns[0][queries.first][call]
+        if self.workload.decode:
+            wrong = (first_kv[query] < first_kv[key]) | (last_kv[query] > last_kv[key])
+        else:
+            wrong = (first_kv[query] != first_kv[key]) | (last_kv[query] != last_kv[key])
+            wrong |= self._head_columns[0][query] != self._head_columns[0][queries.first][call]
         if (at := first_true(wrong)) is not None:
             raise ScheduleError(
                 f"rank {calls.rank[call[at]]} attends with queries {query[at]} to keys {key[at]}, "
@@ -297,6 +328,8 @@ class AttentionTask(LayerBlocks):
 
     def flops(self, calls: Calls) -> IntArray:
         """The FLOPs of each call, int array (calls,)."""
+        if calls.kernel == SCALE:
+            return np.zeros(len(calls), dtype=np.int64)
         heads = self._head_columns[1][calls.operands[0].first]
         pairs = pairs_in_band(calls.params[:, 0], calls.params[:, 1], *self._lengths(calls))
         if self.is_packed:
@@ -382,6 +415,8 @@ class AttentionTask(LayerBlocks):
 
     def shapes(self, calls: Calls) -> ShapeRows:
         """The shape of each call: the positions of its operands, their heads and its clipped band."""
+        if calls.kernel == SCALE:
+            return ShapeRows.of("dense", self.flops(calls))
         queries, keys = self._lengths(calls)
         low, high = clip_band(calls.params[:, 0], calls.params[:, 1], queries, keys)
         heads, kv_heads = (self._head_columns[1][each.first] for each in calls.operands)
@@ -397,7 +432,10 @@ class AttentionTask(LayerBlocks):
             keys=keys,
             low=low,
             high=high,
+            values_in_keys=int(self.workload.values_in_keys),
         )
+        if self.workload.decode:  # stacked heads are heads of one query
+            rows = rows._replace(heads=heads * queries, queries=np.ones_like(queries), high=np.zeros_like(high))
         return rows.with_packings(self._packings(calls)) if self.is_packed else rows
 
     def _lengths(self, calls: Calls) -> tuple[IntArray, IntArray]:
