@@ -41,6 +41,7 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     "tables.found_on_the_fabric": (),
     # Executed and compared with exact results.
     "tables.hybrids": (),
+    "tables.ported_cases": (),
     "tables.astra_sim": (),
     "tables.against_simgrid": (),
     # Times of our own code, for idle machines.

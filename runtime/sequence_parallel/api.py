@@ -55,10 +55,11 @@ from runtime.sequence_parallel.calls import (
     with_digest,
     workload_of_shard,
 )
+from runtime.sequence_parallel.keywords import check_names, names_checked
 from runtime.sequence_parallel.layer import SoftmaxPasses
 from runtime.sequence_parallel.passes import task_of
 from tasp_lab.core.arguments import check_arguments
-from tasp_lab.core.errors import ScheduleError, WorkloadError, unknown
+from tasp_lab.core.errors import ScheduleError, WorkloadError
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import Passes, check_fit
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -93,9 +94,7 @@ class CallKeywords(TypedDict, total=False):
 
 def check_keywords(keywords: CallKeywords) -> None:
     """Raise `TaspLabError` for a keyword that `attention` does not have, and for one of a wrong type."""
-    for name in keywords:
-        if name not in CallKeywords.__annotations__:
-            raise WorkloadError(unknown("argument", name, CallKeywords.__annotations__))
+    check_names(keywords, CallKeywords.__annotations__)
     check_arguments(keywords, TYPES)
     check_timeout(keywords.get("timeout_s", TIMEOUT_S))
     process_group(keywords.get("group"))
@@ -111,6 +110,7 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **keywords: Unp
 
 
 @uncompiled
+@names_checked
 def attention_with_lse(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -219,6 +219,7 @@ def prepare(
     Only shapes, dtypes, device, and whether gradients are wanted, are taken from the tensors. Keywords and errors are
     those of `attention_with_lse`.
     """
+    check_names(keywords, CallKeywords.__annotations__)
     arguments = inspect.signature(attention_with_lse).bind(q, k, v, **keywords)
     arguments.apply_defaults()
     group = process_group(arguments.arguments.pop("group"))

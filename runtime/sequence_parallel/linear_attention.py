@@ -40,6 +40,7 @@ from runtime.sequence_parallel.calls import (
     with_digest,
     workload_of_shard,
 )
+from runtime.sequence_parallel.keywords import names_checked
 from runtime.sequence_parallel.linear_layer import LinearLayer, SequenceEnds
 from runtime.sequence_parallel.passes import AttentionPasses, task_of
 from tasp_lab.core.arguments import Argument
@@ -94,6 +95,7 @@ def linear_attention(
 
 
 @uncompiled
+@names_checked
 def linear_attention(
     q: Tensor,
     k: Tensor,

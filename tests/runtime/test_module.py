@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from runtime.sequence_parallel import api as sequence_parallel
 from runtime.sequence_parallel.api import SequenceParallelAttention
-from tasp_lab.core.errors import ScheduleError
+from tasp_lab.core.errors import ScheduleError, WorkloadError
 from tasp_lab.schedules.attention.backward import attention_passes
 from tasp_lab.schedules.attention.forward import attention
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -66,5 +66,5 @@ def test_the_module_takes_the_keywords_of_the_function() -> None:
 @pytest.mark.parametrize("name", [each.name for each in fields(AttentionOptions)])
 def test_what_travels_in_options_is_no_keyword(attend: Callable[..., Any], name: str) -> None:
     q = torch.randn(1, 4, 1, 8)
-    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
+    with pytest.raises(WorkloadError, match=f"unknown argument '{name}'"):
         attend(q, q, q, **{name: getattr(AttentionOptions(), name)})

@@ -49,17 +49,17 @@ def usp(topology: Topology, outer: Schedule, members: int) -> Schedule:
 def schedules_for(layer: Workload, world_size: int, *, variants: bool = False) -> list[str]:
     """The names of all schedules that apply to a layer on a full mesh, with or without variants of families."""
     names = attention_names_on(world_size, variants=variants)
-    return [name for name in names if _has_heads(name, world_size, layer.heads, layer.kv_head_count)]
+    return [name for name in names if has_heads(name, world_size, layer.heads, layer.kv_head_count)]
 
 
 def names_for(layer: Workload, world_size: int) -> st.SearchStrategy[str]:
     """One of these names."""
     names = st.sampled_from(attention_names_on(world_size))
-    return names.filter(lambda name: _has_heads(name, world_size, layer.heads, layer.kv_head_count))
+    return names.filter(lambda name: has_heads(name, world_size, layer.heads, layer.kv_head_count))
 
 
 @cache
-def _has_heads(name: str, world_size: int, heads: int, kv_heads: int) -> bool:
+def has_heads(name: str, world_size: int, heads: int, kv_heads: int) -> bool:
     """Whether a schedule has a head for each rank that shares them: the only reason that a layer does not fit."""
     layer = Workload(world_size, heads=heads, kv_heads=kv_heads, head_dim=1, mask="full")
     try:
