@@ -296,6 +296,24 @@ FAULTS = (
         ("tests/runtime/test_kernels.py",),
     ),
     Fault(
+        "packed calls: only the first round of segments that share queries is merged",
+        "for each in call.rounds:",
+        "for each in [call]:",
+        ("tests/runtime/test_packed_kernels.py",),
+    ),
+    Fault(
+        "windows: a query sees one key less after its own position",
+        "low=self.low if after is None else -after",
+        "low=self.low if after is None else 1 - after",
+        ("tests/workload/test_workload.py",),
+    ),
+    Fault(
+        "sinks: their gradient has the inverse weight",
+        "torch.exp(sinks - lse.transpose(1, 2))",
+        "torch.exp(lse.transpose(1, 2) - sinks)",
+        ("tests/runtime/test_all_outputs.py",),
+    ),
+    Fault(
         "hosts: sums wait for a call that needs their memory",
         "np.maximum.at(latest, edges.after[freed], latest[edges.before[freed]])",
         "np.maximum.at(latest, edges.after[freed], -2)",
