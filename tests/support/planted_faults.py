@@ -308,6 +308,36 @@ FAULTS = (
         ("tests/workload/test_workload.py",),
     ),
     Fault(
+        "ranges: a causal one begins at the first query and key",
+        'low = end - end_key if self.kind in ("causal", "bi-causal")',
+        'low = first - first_key if self.kind in ("causal", "bi-causal")',
+        ("tests/workload/test_ranges.py",),
+    ),
+    Fault(
+        "ranges: pairs of a run with a stride are those of one without",
+        "begin, stop = (np.clip(-((start - limit) // stride), 0, count) for limit in (first, end))",
+        "begin, stop = (np.clip(limit - start, 0, count) for limit in (first, end))",
+        ("tests/workload/test_ranges.py",),
+    ),
+    Fault(
+        "ranges: chunks go to ranks in turn, whatever their pairs",
+        "total[rank] += int(pairs[chunk])",
+        "total[rank] += 1",
+        ("tests/workload/test_ranges.py",),
+    ),
+    Fault(
+        "ranges: a rank needs a key less than its last query sees",
+        "np.minimum(last - low + 1, end_key)",
+        "np.minimum(last - low, end_key)",
+        ("tests/schedules/attention/test_direct_attention.py",),
+    ),
+    Fault(
+        "ranges: keys that no query attends to have no gradients",
+        "return seen[number[queries], number[keys]] | by_owner",
+        "return seen[number[queries], number[keys]]",
+        ("tests/schedules/test_laws.py",),
+    ),
+    Fault(
         "sinks: their gradient has the inverse weight",
         "torch.exp(sinks - lse.transpose(1, 2))",
         "torch.exp(lse.transpose(1, 2) - sinks)",

@@ -24,7 +24,7 @@ from tasp_lab.schedules.build import attention_layout
 from tasp_lab.topology.builders import full_mesh
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import SequenceLayout, Span
-from tests.support.masks import pairs_seen
+from tests.support.masks import ONE_OF_EACH, pairs_seen
 from tests.support.strategies import attention_layers
 from tests.support.systems import passes_of
 
@@ -141,7 +141,6 @@ def test_keys_are_cut_only_where_the_ranks_that_need_them_change(layer: Workload
 def test_documents_move_all_that_a_rank_needs_and_no_more_than_one_document(
     layer: Workload, n: int, stages: int
 ) -> None:
-    """Ranges move what is needed and nothing else."""
     layout = attention_layout(NAME, layer, n)
     needed = {(rank, key) for rank, keys in keys_needed(layer, layout).items() for key in keys}
     packed = passes(n, layer, stages=stages).forward
@@ -149,11 +148,21 @@ def test_documents_move_all_that_a_rank_needs_and_no_more_than_one_document(
     moved = Counter((rank, at[place]) for _, rank, place in positions_moved(packed, KEYS).elements())
     assert needed <= moved.keys()
     assert max(moved.values(), default=1) == 1
-    if layer.ranges is not None:
-        assert needed == moved.keys()
-    elif layer.window is None:
+    if layer.window is None and layer.ranges is None:
         whole = passes(n, replace(layer, documents=None), stages=stages).forward
         assert positions_moved(packed, KEYS) <= positions_moved(whole, KEYS)
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_ranges_move_what_is_needed_and_nothing_else(n: int, stages: int) -> None:
+    layer = Workload(70, heads=2, head_dim=4, ranges=ONE_OF_EACH)
+    layout = attention_layout(NAME, layer, n)
+    needed = {(rank, key) for rank, keys in keys_needed(layer, layout).items() for key in keys}
+    at = layout.positions_at(np.arange(layer.sequence)).tolist()
+    for schedule in passes(n, layer, stages=stages):
+        moved = Counter((rank, at[place]) for _, rank, place in positions_moved(schedule, KEYS).elements())
+        assert moved == Counter(needed)
 
 
 def whole_documents(lengths: tuple[int, ...], ranks: tuple[int, ...]) -> SequenceLayout:
