@@ -114,6 +114,14 @@ def test_a_cache_is_whole_on_every_rank_only_where_heads_share_it(name: str, hea
                                   else whole / 8)  # fmt: skip
 
 
+@pytest.mark.parametrize("kv_heads", [16, 8, 1])
+def test_the_memory_of_plain_tensor_parallelism_is_its_cache_and_its_heads(kv_heads: int) -> None:
+    """Once, on the rank that owns a KV head and on those that share it; a rank has 1/n of queries and results."""
+    layer = Workload(decode=True, cached_keys=4096, batch=2, heads=64, kv_heads=kv_heads, head_dim=32)
+    (answer,) = predict("full-mesh:8", ["decode-heads"], layer, samples=0, compute="timed:1e12")
+    assert answer.memory_bytes == answer.cache_bytes + 2 * 2 * 64 * 32 * 2 // 8
+
+
 def test_values_in_keys_are_counted_once() -> None:
     """A latent head of 576 elements, of which 512 are the values: 576 elements per position instead of 1,088."""
     apart = replace(MLA, values_in_keys=False)
