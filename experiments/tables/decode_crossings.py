@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import log2
+from math import inf, log2
 
 from experiments.common import RESULTS, markdown_table, write_page
 from tasp_lab.core.progress import print_progress
@@ -35,7 +35,8 @@ weights of DeepSeek-V3, 671 GB in fp8, fit into 8 H200 or 8 B200, not into 8 H10
 No constant was fitted to these crossings.
 
 A crossing `8 to 16` means that tensor parallelism is ahead at 8 and behind at 16. Steps are doublings of concurrency \
-from the published crossing to the predicted one; negative ones are too early."""
+from the published crossing to the predicted one; negative ones are too early. Not counted, which makes crossings \
+early: kernels that scale and merge results, and gaps between kernels and messages."""
 
 
 def layer(keys: str, batch: int) -> Workload:
@@ -71,7 +72,7 @@ def steps(found: tuple[int, int], published: tuple[int, int]) -> str:
 
 def page() -> str:
     """The page of Markdown."""
-    parts = [HEAD]
+    parts, farthest = [HEAD, ""], dict.fromkeys(SPREAD, 0.0)
     for machine in MACHINES:
         rows, times = [], {}
         for keys, published in PUBLISHED.items():
@@ -80,11 +81,17 @@ def page() -> str:
             found = {name: crossing(times[keys]["decode-heads"], times[keys][name]) for name in SPREAD}
             cells = [cell for name in SPREAD for cell in (text(found[name]), steps(found[name], published))]
             rows.append([keys, text(published), *cells])
+            for name, (_, first) in found.items():
+                far = abs(log2(first / published[1])) if first else inf
+                farthest[name] = max(farthest[name], far)
         titles = ["cached keys", "SGLang", *(title for name in SPREAD for title in (name, "steps"))]
         parts += [f"## {machine}", markdown_table(titles, rows)]
         shown = [[keys, str(batch), *(format_time(times[keys][name][at]) for name in ("decode-heads", *SPREAD))]
                  for keys in PUBLISHED for at, batch in enumerate(CONCURRENCY)]  # fmt: skip
         parts.append(markdown_table(["cached keys", "concurrency", "decode-heads", *SPREAD], shown))
+    apart = [f"`{name}`, {far:.0f}" if far < inf else f"`{name}`, beyond {CONCURRENCY[-1]}"
+             for name, far in farthest.items()]  # fmt: skip
+    parts[1] = f"Steps apart at most: {'; '.join(apart)}. SGLang ships the first, vLLM the first two, the tree nobody."
     return "\n\n".join(parts)
 
 

@@ -165,8 +165,8 @@ FAULTS = (
     ),
     Fault(
         "layer: keys have as many heads as queries",
-        "return self.batch * self.kv_head_count * (self.head_dim + self.value_size) * ELEMENT_BYTES[self.dtype]",
-        "return self.batch * self.heads * (self.head_dim + self.value_size) * ELEMENT_BYTES[self.dtype]",
+        "return self.batch * self.kv_head_count * (self.head_dim + values) * ELEMENT_BYTES[self.dtype]",
+        "return self.batch * self.heads * (self.head_dim + values) * ELEMENT_BYTES[self.dtype]",
         ("tests/workload", "tests/schedules"),
     ),
     Fault(
@@ -381,9 +381,33 @@ FAULTS = (
     ),
     Fault(
         "layer: one cached position more than there are",
-        "if not 0 <= self.cached_keys < self.sequence:",
-        "if not 0 <= self.cached_keys <= self.sequence:",
+        "if not 0 <= self.cached_keys < self.sequence + self.decode:",
+        "if not 0 <= self.cached_keys <= self.sequence + self.decode:",
         ("tests/workload/test_workload.py",),
+    ),
+    Fault(
+        "decode: results are scaled by the inverse of their share",
+        "(lse - keys[0].logsumexp(1, keepdim=True)).exp()[..., None]",
+        "(keys[0].logsumexp(1, keepdim=True) - lse).exp()[..., None]",
+        ("tests/runtime/test_decode.py",),
+    ),
+    Fault(
+        "decode: a rank of a tree is left out",
+        "for far in (1 << level for level in range((n - 1).bit_length())):",
+        "for far in (1 << level for level in range(n.bit_length() - 1)):",
+        ("tests/schedules/attention/test_decode.py",),
+    ),
+    Fault(
+        "decode: values in keys are read twice",
+        "values = 0.0 if shape.values_in_keys else columns * size",
+        "values = columns * size",
+        ("tests/schedules/attention/test_decode.py",),
+    ),
+    Fault(
+        "decode: heads of a KV head do not share a tile",
+        "tiles = shape.batch * shape.kv_heads * math.ceil(shape.heads // shape.kv_heads / DECODE_ROWS)",
+        "tiles = shape.batch * shape.heads",
+        ("tests/schedules/attention/test_decode.py",),
     ),
 )
 

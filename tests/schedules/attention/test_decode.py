@@ -99,7 +99,9 @@ def test_both_engines_agree_and_take_no_less_than_the_bound(drawn: tuple[int, Wo
     machine = Machine(full_mesh(n, Fraction(10**6), Fraction(1, 10**6)), compute=ComputeRate(Fraction(10**7)))
     schedule = built(name, n, layer)
     exact = simulate(schedule, machine, "simpy").time_s
-    assert float(exact) == pytest.approx(float(simulate(schedule, machine, "array").time_s), rel=1e-9)
+    for events in (True, False):
+        found = simulate(schedule, machine, "array", events=events).time_s
+        assert float(found) == pytest.approx(float(exact), rel=1e-9)
     assert exact >= least_s(schedule, machine)
 
 
@@ -112,6 +114,14 @@ def test_a_cache_is_whole_on_every_rank_only_where_heads_share_it(name: str, hea
     whole = Fraction(layer.kv_bytes_per_position * layer.sequence)
     assert answer.cache_bytes == (whole * max(Fraction(1, 8), Fraction(1, kv_heads)) if name == "decode-heads"
                                   else whole / 8)  # fmt: skip
+
+
+@pytest.mark.parametrize("kv_heads", [16, 8, 1])
+def test_the_memory_of_plain_tensor_parallelism_is_its_cache_and_its_heads(kv_heads: int) -> None:
+    """Once, on the rank that owns a KV head and on those that share it; a rank has 1/n of queries and results."""
+    layer = Workload(decode=True, cached_keys=4096, batch=2, heads=64, kv_heads=kv_heads, head_dim=32)
+    (answer,) = predict("full-mesh:8", ["decode-heads"], layer, samples=0, compute="timed:1e12")
+    assert answer.memory_bytes == answer.cache_bytes + 2 * 2 * 64 * 32 * 2 // 8
 
 
 def test_values_in_keys_are_counted_once() -> None:
