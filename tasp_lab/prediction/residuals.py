@@ -28,10 +28,11 @@ import msgspec
 from tasp_lab.machines.machine import Machine, NetworkKind
 from tasp_lab.machines.sampling import NORMAL_95
 from tasp_lab.schedule.schedule import Schedule
+from tasp_lab.schedules.attention.task import AttentionTask
 
 WorkKind = Literal["collective", "layer", "kernel", "eager call", "step"]
 Reach = Literal["intra", "inter"]
-Size = Literal["small", "middle", "large", "hidden", "exposed", "any"]
+Size = Literal["small", "middle", "large", "hidden", "exposed", "decode", "any"]
 Modelled = Literal["modelled", "ideal"]
 
 SMALL_BYTES, LARGE_BYTES = 2**14, 2**24
@@ -47,7 +48,7 @@ class Regime:
     """What has errors of one kind: the work, whether domains are left, its size, network and library.
 
     The size is that of messages of collectives (`SMALL_BYTES`, `LARGE_BYTES`); of layers, whether computing hides their
-    messages (`HIDDEN_SHARE`). Whether a network is documented does not matter inside a domain, where it is not used,
+    messages (`HIDDEN_SHARE`), or that they decode, of which none was measured. Whether a network is documented does not matter inside a domain, where it is not used,
     and a layer whose messages are hidden is the same on all networks.
     """
 
@@ -81,6 +82,7 @@ _SIZES: dict[Size, str] = {
     "large": ", large messages",
     "hidden": "",
     "exposed": ", exposed messages",
+    "decode": ", decoding",
 }
 
 
@@ -124,6 +126,8 @@ def regime_of(machine: Machine, schedule: Schedule, time_s: float) -> Regime:
     >>> str(regime_of(machine, collective("ring", machine.topology, 2**20), 1e-3))
     'collectives between domains, middle messages, documented network'
     """
+    if isinstance(schedule.task, AttentionTask) and schedule.task.workload.decode:
+        return _regime(machine, "layer", "decode")
     if schedule.task is not None:
         from sim.host import busy_s  # scores and studies need residuals without the simulator
 

@@ -213,6 +213,8 @@ class Workload:
         object.__setattr__(self, "window", window_of(self.window))
         check_arguments(vars(self), arguments_of(Workload, WorkloadError))
         if self.decode:
+            if self.documents is not None:
+                raise WorkloadError("decode with documents, expected neither documents nor a window")
             keys = self.cached_keys or self.sequence
             if self.sequence not in (0, keys):
                 raise WorkloadError(f"sequence: {self.sequence} of a decode layer with {keys} cached keys, expected as "
@@ -299,9 +301,8 @@ class Workload:
         for name in ("decode", "values_in_keys"):
             if getattr(self, name) and self.kind != "softmax":
                 raise WorkloadError(f"{name.replace('_', ' ')} of {self.kind} attention, expected softmax attention")
-        if self.decode and (self.window, self.documents) != (None, None):
-            what = "documents" if self.window is None else "a window"
-            raise WorkloadError(f"decode with {what}, expected neither documents nor a window")
+        if self.decode and self.window is not None:
+            raise WorkloadError("decode with a window, expected neither documents nor a window")
         if self.values_in_keys and self.value_size > self.head_dim:
             raise WorkloadError(f"values in keys: {self.value_size} elements of values, expected at most the "
                                 f"{self.head_dim} of keys")  # fmt: skip
