@@ -48,8 +48,8 @@ class Regime:
     """What has errors of one kind: the work, whether domains are left, its size, network and library.
 
     The size is that of messages of collectives (`SMALL_BYTES`, `LARGE_BYTES`); of layers, whether computing hides their
-    messages (`HIDDEN_SHARE`), or that they decode, of which none was measured. Whether a network is documented does not matter inside a domain, where it is not used,
-    and a layer whose messages are hidden is the same on all networks.
+    messages (`HIDDEN_SHARE`), or that they decode, of which none was measured. Whether a network is documented does not
+    matter inside a domain, where it is not used, and a layer whose messages are hidden is the same on all networks.
     """
 
     work: WorkKind
