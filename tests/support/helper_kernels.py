@@ -53,16 +53,16 @@ def count(name: str, layer: Workload = LAYER) -> tuple[Counts, Counts]:
     q, k, v, dout = (
         torch.empty(1, length, each, layer.head_dim, dtype=torch.bfloat16, device="meta") for each in heads
     )
-    library = _Library()
+    library, inputs = _Library(), (q, k, v, None)
     with _stand_ins() as (calls, launches):
         passes = SoftmaxPasses(forward, backward, RANK, library, FLASH_ATTENTION, 1.0)
-        saved = passes.saved((q, k, v), *passes.forward(q, k, v))
+        saved = passes.saved(inputs, *passes.forward(*inputs))
         passes.backward(saved, dout)  # what is prepared once per schedule is not counted
         calls.clear()
         launches.clear()
         library.batches = library.messages = 0
         with Kernels() as of_forward:
-            saved = passes.saved((q, k, v), *passes.forward(q, k, v))
+            saved = passes.saved(inputs, *passes.forward(*inputs))
         counted = Counts(
             of_forward.found + launches, calls.total(), library.batches, library.messages, of_forward.views
         )
