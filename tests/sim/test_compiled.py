@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -118,6 +122,28 @@ def test_without_a_folder_to_keep_it_in_machine_code_is_made_all_the_same(
     (tmp_path / "file").touch()
     monkeypatch.setenv("TASP_LAB_CACHE", str(tmp_path / "file"))
     assert compiled.call(_twice, 21, fast=True) == 42
+
+
+def _predict(cache: Path) -> subprocess.Popen[bytes]:
+    """A whole command whose simulations run as machine code, kept in this folder."""
+    question = ["predict", "h100-8", "--schedule", "tasp", "--seq", "16Ki", "--json"]
+    line = [sys.executable, "-m", "tasp_lab.cli", *question]
+    return subprocess.Popen(line, stdout=subprocess.PIPE, env={**os.environ, "TASP_LAB_CACHE": str(cache)})
+
+
+def test_first_commands_at_once_give_one_answer_and_keep_one_file(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    first = [process.communicate()[0] for process in (_predict(cache), _predict(cache))]
+    (kept,) = cache.iterdir()
+    stamp = kept.stat().st_mtime_ns
+    again = _predict(cache).communicate()[0]
+    assert [kept] == list(cache.iterdir())
+    assert kept.stat().st_mtime_ns == stamp  # not compiled again
+    (tmp_path / "file").touch()
+    nowhere = _predict(tmp_path / "file").communicate()[0]
+    answers = [json.loads(text)["predictions"] for text in (*first, again, nowhere)]
+    assert answers[0]
+    assert all(answer == answers[0] for answer in answers)
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "strided", "backwards", "read-only", "empty"])
