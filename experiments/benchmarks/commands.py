@@ -79,7 +79,7 @@ def install(folder: Path) -> None:
     """Install this package and its dependencies in a new virtual environment."""
     root = Path(__file__).parents[2]
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    pip = [folder / "bin/pip", "install", "--quiet", "--constraint", root / "constraints.txt", root]
+    pip: list[str | Path] = [folder / "bin/pip", "install", "--quiet", "--constraint", root / "constraints.txt", root]
     subprocess.run(pip, check=True)
 
 
