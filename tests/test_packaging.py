@@ -40,7 +40,7 @@ def test_the_wheel_holds_the_three_packages_and_the_machines(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("package", ["tasp_lab", "sim"])
 def test_neither_core_nor_simulator_load_torch(package: str) -> None:
-    """Importing every module of the package, the command line aside, loads what few commands need no more than torch."""
+    """Importing every module of the package, the command line aside, loads nothing that only few commands need."""
     program = (
         "import importlib, pkgutil, sys\n"
         f"import {package}\n"
