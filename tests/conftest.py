@@ -39,8 +39,8 @@ os.environ.pop("COLUMNS", None)  # workers of pytest have 80, and tables are as 
 
 ROOT = Path(__file__).parent.parent
 
-# Tests that change a copy of the packages find the machine code of the simulator, which takes 15 seconds to compile.
-os.environ.setdefault("NUMBA_CACHE_DIR", str(ROOT / "sim" / "array" / "__pycache__"))
+# Tests that change a copy of the packages find the machine code of the simulator, and do not compile it again.
+os.environ.setdefault("TASP_LAB_CACHE", str(ROOT / "sim" / "array" / "__pycache__"))
 
 QUICK_NOTEBOOKS = ("01_the_idea.ipynb", "11_your_own_schedule.ipynb")
 

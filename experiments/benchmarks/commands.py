@@ -2,13 +2,15 @@
 
 ``python -m experiments.benchmarks.commands [PAGE ...]`` runs each command of ``commands.toml`` in a process of its own,
 with bytecode kept as that of an installed package is, and writes ``experiments/benchmarks/results/PAGE.md`` and
-``.json``.
+``.json``. First answers are those of a new virtual environment with the package and its dependencies, and without
+machine code: the folder where that is kept is emptied before each run, but not where a row `is_again`.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -29,7 +31,7 @@ SHORT_S = 30.0
 
 RESULTS = Path(__file__).parent / "results"
 CASES: Mapping[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-PAGES = ("commands", "scale", "study_speed")
+PAGES = ("commands", "first_answers", "scale", "study_speed")
 BYTECODE = Path(tempfile.gettempdir()) / "tasp-lab-bytecode"
 
 COLUMNS: Formats = {
@@ -45,6 +47,9 @@ POINTS: Formats = {
 }
 
 
+AGAIN: Formats = {"machine code": lambda row: "kept" if row["is_again"] else "none yet"}
+
+
 class Run(NamedTuple):
     """One run of a command: time from start to end, processor time, and the largest resident memory."""
 
@@ -57,19 +62,39 @@ def main(names: Iterable[str]) -> None:
     """Time the commands of these pages, by default of all, and write them."""
     for name in list(names) or PAGES:
         rows: list[Record] = []
-        for row in CASES[name]["rows"]:
-            rows.append(_study(**row) if "study" in row else _command(row, CASES[name]["runs"]))
-            print(rows[-1], flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            if "first" in name:
+                install(Path(folder))
+            for row in CASES[name]["rows"]:
+                if "is_again" in row:
+                    rows.append(_command(row, CASES[name]["runs"], Path(folder)))
+                else:
+                    rows.append(_study(**row) if "study" in row else _command(row, CASES[name]["runs"]))
+                print(rows[-1], flush=True)
         write_record(RESULTS / f"{name}.json", {"rows": list(with_exponents(rows))})
         write_page(RESULTS / f"{name}.md", page(name, read_record(RESULTS / f"{name}.json")))
 
 
-def _command(row: Mapping[str, Any], most: int) -> Record:
-    """The medians of several runs of a command."""
+def install(folder: Path) -> None:
+    """Install this package and its dependencies in a new virtual environment."""
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    pip: list[str | Path] = [folder / "bin/pip", "install", "--quiet", "--constraint", root / "constraints.txt", root]
+    subprocess.run(pip, check=True)
+
+
+def _command(row: Mapping[str, Any], most: int, installed: Path | None = None) -> Record:
+    """The medians of several runs of a command, of the package here or of that which is `installed` in a folder."""
     arguments = row["command"].format(layer=CASES["layer"])
-    runs = [run_command(arguments.split())]
+
+    def run() -> Run:
+        if installed is not None and not row["is_again"]:
+            shutil.rmtree(installed / "machine_code", ignore_errors=True)
+        return run_command(arguments.split(), installed)
+
+    runs = [run()]
     while len(runs) < most and runs[0].seconds < SHORT_S:
-        runs.append(run_command(arguments.split()))
+        runs.append(run())
     return {**row, "command": arguments, **_medians(runs), "runs_s": [run.seconds for run in runs]}
 
 
@@ -88,15 +113,19 @@ def _medians(runs: Iterable[Run]) -> Record:
     return dict(zip(Run._fields, map(statistics.median, zip(*runs, strict=True)), strict=True))
 
 
-def run_command(arguments: Iterable[str]) -> Run:
+def run_command(arguments: Iterable[str], installed: Path | None = None) -> Run:
     """Run a command in a process of its own. Raises `SystemExit` if it fails."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment["OMP_NUM_THREADS"] = "1"
+    program = [sys.executable, "-m", "tasp_lab.cli"]
+    if installed is None:
+        environment["PYTHONPYCACHEPREFIX"] = str(BYTECODE)
+    else:
+        program = [str(installed / "bin/tasp-lab")]
+        environment.pop("PYTHONPATH", None)
+        environment["TASP_LAB_CACHE"] = str(installed / "machine_code")
     started_s = time.perf_counter()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tasp_lab.cli", *arguments],
-        stdout=subprocess.DEVNULL,
-        env=environment | {"PYTHONPYCACHEPREFIX": str(BYTECODE), "OMP_NUM_THREADS": "1"},
-    )
+    process = subprocess.Popen([*program, *arguments], stdout=subprocess.DEVNULL, env=environment)
     # Not getrusage of all children: its peak memory is that of the largest child so far.
     _, status, usage = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - started_s
@@ -126,6 +155,7 @@ def page(name: str, record: Record) -> str:
     """The page of a record."""
     case, rows, made = CASES[name], record["rows"], record["machine"]
     columns = {**COLUMNS, **(RANKS if "ranks" in rows[0] else {}), **(POINTS if "points" in rows[0] else {})}
+    columns |= AGAIN if "is_again" in rows[0] else {}
     runs = "one run each" if case["runs"] == 1 else f"medians of {case['runs']} runs, one above {SHORT_S:g} s"
     head = (
         f"Whole commands of `tasp-lab`, {runs}, made by `python -m experiments.benchmarks.commands {name}` on "

@@ -25,14 +25,14 @@ from sim.array.quotient import Program, program_of
 from sim.array.stream import stream_time_s
 from sim.array.symmetry import classes_of
 from sim.array.timeline import Record, timeline_of
-from sim.event.engine import MAX_TRANSFERS, without_garbage_collection
 from sim.host import messages_under
 from tasp_lab.core.errors import ScheduleError
+from tasp_lab.core.process import without_garbage_collection
 from tasp_lab.core.progress import ShareCallback, no_share
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.messages import MessageDependencies
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.timeline.events import Timeline
+from tasp_lab.timeline.events import MAX_TRANSFERS, Timeline
 
 MANY = 50_000
 """Up to this number of transfers, all operations of a schedule fit into memory, and several machines share them."""

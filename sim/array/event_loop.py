@@ -20,7 +20,7 @@ from sim.array.quotient import Plan, Program
 from sim.array.timeline import Bounds, times_table
 from sim.array.timeline import Record as Record
 from tasp_lab.core.arrays import Int32Array, IntArray, Table
-from tasp_lab.core.compiled import call, compilable, table
+from tasp_lab.core.compiled import call, table
 from tasp_lab.core.progress import ShareCallback, no_share
 from tasp_lab.schedule.dependencies import BLOCK, LANE
 
@@ -113,7 +113,6 @@ def run_events(plan: Plan, state: State, until: int) -> float:
     return now_s
 
 
-@compilable
 def _take_due(plan: Plan, state: State, now_s: float) -> None:
     """Process the events that are due now, and start the operations that they release."""
     while state.events.size[0] and first_due(state.events) <= now_s * (1 + SAME):
@@ -139,7 +138,6 @@ def _take_due(plan: Plan, state: State, now_s: float) -> None:
     _begin_ready(plan, state, now_s)
 
 
-@compilable
 def _settle(plan: Plan, state: State, now_s: float) -> None:
     """End an instant: hosts launch one request at a time, and flows get their shares."""
     while state.requests.size[0]:
@@ -159,7 +157,6 @@ def _settle(plan: Plan, state: State, now_s: float) -> None:
     settle_gpus(state.gpus, state.events, now_s)
 
 
-@compilable
 def _begin_ready(plan: Plan, state: State, now_s: float) -> None:
     """Start operations that wait for nothing; those that take no time complete at once."""
     while state.sizes[0] < state.sizes[1]:
@@ -176,7 +173,6 @@ def _begin_ready(plan: Plan, state: State, now_s: float) -> None:
             put(state.requests, number, float(at.lane) * plan.size + number)
 
 
-@compilable
 def _launch(plan: Plan, state: State, number: int, now_s: float) -> None:
     state.operations[number].event = _LAUNCHED
     time_s, gpu = plan.costs[_cost(plan, number)].launch_s, plan.rows[number % plan.classes].computes_on
@@ -186,7 +182,6 @@ def _launch(plan: Plan, state: State, number: int, now_s: float) -> None:
         begin_call(state.gpus, number, gpu, time_s, state.events, now_s)
 
 
-@compilable
 def _launched(plan: Plan, state: State, number: int, now_s: float) -> None:
     if len(state.times):
         state.times[number].launched_s = now_s
@@ -207,7 +202,6 @@ def _launched(plan: Plan, state: State, number: int, now_s: float) -> None:
         _arrive(plan, state, number, now_s)
 
 
-@compilable
 def _serve_next(state: State, host_number: int) -> None:
     """A host has launched: its first waiting request comes before those of this instant."""
     host = state.hosts[host_number]
@@ -218,14 +212,12 @@ def _serve_next(state: State, host_number: int) -> None:
         put(state.requests, number, -1.0)
 
 
-@compilable
 def _arrive(plan: Plan, state: State, number: int, now_s: float) -> None:
     if len(state.times):
         state.times[number].end_s = now_s
     _follow(plan, state, number, False, now_s)
 
 
-@compilable
 def _follow(plan: Plan, state: State, number: int, is_sent: bool, now_s: float) -> None:
     """Release one dependency of each follower of an operation that was sent, or that has arrived."""
     at = number % plan.classes
@@ -241,7 +233,6 @@ def _follow(plan: Plan, state: State, number: int, is_sent: bool, now_s: float) 
                 state.sizes[1] += 1
 
 
-@compilable
 def _note(times: Any, cause: int, now_s: float) -> None:
     """Record the end of a wait. A buffer that is freed no later than it is needed does not count as a wait."""
     if cause == LANE:
@@ -253,7 +244,6 @@ def _note(times: Any, cause: int, now_s: float) -> None:
     times.waited_for = cause
 
 
-@compilable
 def _cost(plan: Plan, number: int) -> int:
     """The row in the costs of an operation; see `Operations.variant`."""
     repeat = number // plan.classes

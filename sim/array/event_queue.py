@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from tasp_lab.core.arrays import Int32Array, IntArray, Table
-from tasp_lab.core.compiled import compilable
 
 
 class EventQueue(NamedTuple):
@@ -34,14 +33,12 @@ class EventQueue(NamedTuple):
         return cls(operations, np.empty(len(operations), dtype=np.int32), np.zeros(1, dtype=np.int64))
 
 
-@compilable
 def first_due(queue: EventQueue) -> float:
     """When the first operation is due."""
     due: float = queue.operations[queue.heap[0]].due
     return due
 
 
-@compilable
 def put(queue: EventQueue, number: int, due: float) -> None:
     """Add an operation, or change when it is due."""
     at = queue.operations[number].place
@@ -52,7 +49,6 @@ def put(queue: EventQueue, number: int, due: float) -> None:
     _sink(queue, number, _rise(queue, number, at))
 
 
-@compilable
 def pop(queue: EventQueue) -> int:
     """Remove the operation that is due first."""
     number: int = queue.heap[0]
@@ -63,7 +59,6 @@ def pop(queue: EventQueue) -> int:
     return number
 
 
-@compilable
 def remove(queue: EventQueue, number: int) -> None:
     """Remove an operation."""
     at = queue.operations[number].place
@@ -74,7 +69,6 @@ def remove(queue: EventQueue, number: int) -> None:
         _sink(queue, last, _rise(queue, last, at))
 
 
-@compilable
 def _rise(queue: EventQueue, number: int, at: int) -> int:
     """Move down what is due later above a free place; returns the place that is free then."""
     due = queue.operations[number].due
@@ -89,7 +83,6 @@ def _rise(queue: EventQueue, number: int, at: int) -> int:
     return at
 
 
-@compilable
 def _sink(queue: EventQueue, number: int, at: int) -> None:
     """Move up what is due earlier below a free place, and put the operation where it is free then."""
     due, size = queue.operations[number].due, queue.size[0]

@@ -16,7 +16,7 @@ import numpy as np
 from sim.array.event_queue import EventQueue, put, remove
 from sim.array.max_min import CHANGED, LIMITED, MOVED, NEW, SAME, Sharing, accept, fill, join, leave, rate_of
 from tasp_lab.core.arrays import Int32Array, IntArray, Table
-from tasp_lab.core.compiled import compilable, table
+from tasp_lab.core.compiled import table
 
 
 class Flows(NamedTuple):
@@ -66,7 +66,6 @@ def log_table(rows: int) -> Table:
     return log
 
 
-@compilable
 def begin(
     flows: Flows,
     number: int,
@@ -88,7 +87,6 @@ def begin(
     return slot
 
 
-@compilable
 def end(flows: Flows, slot: int, now_s: float) -> None:
     """End a flow that has sent its last byte."""
     _log(flows, slot, now_s)
@@ -100,7 +98,6 @@ def end(flows: Flows, slot: int, now_s: float) -> None:
     flows.sizes[_FREE] += 1
 
 
-@compilable
 def end_due(flows: Flows, slot: int, instant: EventQueue, offset: int, now_s: float) -> None:
     """Put the flows into a queue that are in the same group and end now, too; in the order of numbers from `offset`."""
     group = flows.sharing.flows[slot].group
@@ -114,7 +111,6 @@ def end_due(flows: Flows, slot: int, instant: EventQueue, offset: int, now_s: fl
                 put(instant, flows.progress[other].number, float(offset + flows.progress[other].number))
 
 
-@compilable
 def settle(flows: Flows, queue: EventQueue, now_s: float) -> None:
     """Update the rates after flows began or ended, and put the ends of the affected groups into the queue."""
     sharing = flows.sharing
@@ -142,7 +138,6 @@ def settle(flows: Flows, queue: EventQueue, now_s: float) -> None:
     accept(sharing)
 
 
-@compilable
 def _reading(flows: Flows, number: int, level: float, now_s: float) -> float:
     """The clock of a constraint whose group has had this level; infinity: there was no group."""
     clock = flows.clocks[number]
@@ -152,7 +147,6 @@ def _reading(flows: Flows, number: int, level: float, now_s: float) -> float:
     return reading
 
 
-@compilable
 def _move(flows: Flows, queue: EventQueue, slot: int, now_s: float) -> None:
     """Take a flow from its group before to its group now."""
     flow, progress = flows.sharing.flows[slot], flows.progress[slot]
@@ -179,7 +173,6 @@ def _move(flows: Flows, queue: EventQueue, slot: int, now_s: float) -> None:
             flows.clocks[flow.group].earliest = slot
 
 
-@compilable
 def _earliest(flows: Flows, number: int) -> int:
     """The flow of a group that ends first."""
     constraint, earliest = flows.sharing.constraints[number], -1
@@ -190,7 +183,6 @@ def _earliest(flows: Flows, number: int) -> int:
     return earliest
 
 
-@compilable
 def _note_bottlenecks(flows: Flows, number: int, now_s: float) -> None:
     """Record of which flows a constraint is a bottleneck: it is full, and no flow there is faster."""
     sharing, constraint = flows.sharing, flows.sharing.constraints[number]
@@ -208,7 +200,6 @@ def _note_bottlenecks(flows: Flows, number: int, now_s: float) -> None:
             flows.progress[slot].bottlenecks ^= bit
 
 
-@compilable
 def _log(flows: Flows, slot: int, now_s: float) -> None:
     """Record for how long a flow has had its bottlenecks."""
     flow = flows.progress[slot]

@@ -13,7 +13,7 @@ import numpy as np
 
 from sim.array.event_queue import EventQueue, put
 from tasp_lab.core.arrays import Int32Array, IntArray, Table
-from tasp_lab.core.compiled import compilable, table
+from tasp_lab.core.compiled import table
 from tasp_lab.machines.contention import Contention
 
 
@@ -53,7 +53,6 @@ class Gpus(NamedTuple):
         )
 
 
-@compilable
 def occupy(gpus: Gpus, at: Any, channels: float) -> None:
     """Let a transfer of the class in row `at` take channels at both ends, or give them back if negative."""
     if at.sends_at >= 0:
@@ -63,7 +62,6 @@ def occupy(gpus: Gpus, at: Any, channels: float) -> None:
         _note_change(gpus, at.receives_at)
 
 
-@compilable
 def _note_change(gpus: Gpus, number: int) -> None:
     if not gpus.gpus[number].is_changed:
         gpus.gpus[number].is_changed = 1
@@ -71,7 +69,6 @@ def _note_change(gpus: Gpus, number: int) -> None:
         gpus.sizes[0] += 1
 
 
-@compilable
 def begin_call(gpus: Gpus, number: int, gpu_number: int, time_s: float, queue: EventQueue, now_s: float) -> None:
     """Begin a call that takes `time_s` alone, and put its end into the queue."""
     gpu, call = gpus.gpus[gpu_number], gpus.calls[number]
@@ -83,7 +80,6 @@ def begin_call(gpus: Gpus, number: int, gpu_number: int, time_s: float, queue: E
     put(queue, number, now_s + time_s / gpu.speed)
 
 
-@compilable
 def end_call(gpus: Gpus, number: int, gpu_number: int) -> None:
     """End a call that is done."""
     before = gpus.gpus[gpu_number].first
@@ -95,7 +91,6 @@ def end_call(gpus: Gpus, number: int, gpu_number: int) -> None:
     gpus.calls[before].next = gpus.calls[number].next
 
 
-@compilable
 def settle_gpus(gpus: Gpus, queue: EventQueue, now_s: float) -> None:
     """Update the speeds after messages came or went, and the ends of the calls that these affect."""
     for at in range(gpus.sizes[0]):
@@ -112,7 +107,6 @@ def settle_gpus(gpus: Gpus, queue: EventQueue, now_s: float) -> None:
     gpus.sizes[0] = 0
 
 
-@compilable
 def _advance(gpu: Any, now_s: float) -> None:
     """Bring the clock of a GPU to the present."""
     gpu.reading += gpu.speed * (now_s - gpu.since_s)

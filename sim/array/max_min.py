@@ -24,7 +24,7 @@ import numpy as np
 
 from sim.array.event_queue import EventQueue, first_due, pop, put
 from tasp_lab.core.arrays import FloatArray, Int32Array, IntArray, Table
-from tasp_lab.core.compiled import compilable, table
+from tasp_lab.core.compiled import table
 
 SAME = 1e-12
 """Relative tolerance within which rates, and times, are considered equal up to rounding."""
@@ -118,7 +118,6 @@ class Sharing(NamedTuple):
         )
 
 
-@compilable
 def join(sharing: Sharing, slot: int, passes: Table, first_pass: int, end_pass: int, limit: float) -> None:
     """Add a flow with the passes from `first_pass` to `end_pass` in a table of `constraint` and `count`."""
     flow = sharing.flows[slot]
@@ -145,7 +144,6 @@ def join(sharing: Sharing, slot: int, passes: Table, first_pass: int, end_pass: 
     _note_move(sharing, slot, NEW)
 
 
-@compilable
 def leave(sharing: Sharing, slot: int) -> None:
     """Remove a flow."""
     flow, rate = sharing.flows[slot], rate_of(sharing, slot)
@@ -161,7 +159,6 @@ def leave(sharing: Sharing, slot: int) -> None:
             _change(sharing, one.constraint, rate)
 
 
-@compilable
 def rate_of(sharing: Sharing, slot: int) -> float:
     """The rate of a flow in bytes/s: the level of its group, but that before if it joined the group since."""
     flow = sharing.flows[slot]
@@ -169,7 +166,6 @@ def rate_of(sharing: Sharing, slot: int) -> float:
     return rate
 
 
-@compilable
 def fill(sharing: Sharing) -> None:
     """Find the rates of all flows, given those before flows joined and left."""
     queue = sharing.queue
@@ -190,7 +186,6 @@ def fill(sharing: Sharing) -> None:
                 constraint.rest += sharing.uses[use].count * rate_of(sharing, use >> sharing.width_bits)
 
 
-@compilable
 def accept(sharing: Sharing) -> None:
     """Forget what has changed."""
     for at in range(sharing.sizes[CHANGED]):
@@ -200,7 +195,6 @@ def accept(sharing: Sharing) -> None:
     sharing.sizes[CHANGED] = sharing.sizes[MOVED] = 0
 
 
-@compilable
 def _balance(sharing: Sharing, number: int) -> None:
     """Balance a constraint: find its group and its level, given the rates and the levels of others."""
     constraint = sharing.constraints[number]
@@ -219,7 +213,6 @@ def _balance(sharing: Sharing, number: int) -> None:
         slowest = _set_level(sharing, number, level)
 
 
-@compilable
 def _set_level(sharing: Sharing, number: int, level: float) -> float:
     """Set the level of a group; if it is another one, returns one that no other group of a member is slower than."""
     constraint = sharing.constraints[number]
@@ -237,14 +230,12 @@ def _set_level(sharing: Sharing, number: int, level: float) -> float:
     return slowest
 
 
-@compilable
 def _level(constraint: Any) -> float:
     """The rate at which the group of a constraint fills it; infinity without a group."""
     level: float = (constraint.capacity - constraint.rest) / constraint.weight if constraint.members else math.inf
     return level
 
 
-@compilable
 def _fastest(sharing: Sharing, number: int) -> float:
     """The rate of the fastest flow that passes a constraint."""
     constraint, fastest = sharing.constraints[number], 0.0
@@ -253,7 +244,6 @@ def _fastest(sharing: Sharing, number: int) -> float:
     return fastest
 
 
-@compilable
 def _take_in(sharing: Sharing, number: int, level: float) -> bool:
     """Take the flows into the group of a constraint that are faster than a level; whether there are any."""
     constraint, taken = sharing.constraints[number], False
@@ -270,7 +260,6 @@ def _take_in(sharing: Sharing, number: int, level: float) -> bool:
     return taken
 
 
-@compilable
 def _send_off(sharing: Sharing, number: int, level: float) -> bool:
     """Send flows of the group of a constraint to groups that are slower than a level; whether there are any."""
     constraint, sent_off = sharing.constraints[number], False
@@ -293,7 +282,6 @@ def _send_off(sharing: Sharing, number: int, level: float) -> bool:
     return sent_off
 
 
-@compilable
 def _move(sharing: Sharing, slot: int, group: int) -> None:
     """Take a flow from its group to another one, at its rate."""
     flow = sharing.flows[slot]
@@ -309,7 +297,6 @@ def _move(sharing: Sharing, slot: int, group: int) -> None:
         _enter(sharing, slot)
 
 
-@compilable
 def _note_move(sharing: Sharing, slot: int, before: int) -> None:
     flow = sharing.flows[slot]
     if not flow.is_moved:
@@ -318,7 +305,6 @@ def _note_move(sharing: Sharing, slot: int, before: int) -> None:
         sharing.sizes[MOVED] += 1
 
 
-@compilable
 def _enter(sharing: Sharing, slot: int) -> None:
     """Let a flow join its group, at its rate."""
     flow = sharing.flows[slot]
@@ -335,7 +321,6 @@ def _enter(sharing: Sharing, slot: int) -> None:
     _change(sharing, flow.group, flow.rate)
 
 
-@compilable
 def _dismiss(sharing: Sharing, use: int) -> None:
     """Let a flow be none of the group of a constraint any more, at its rate."""
     one, slot = sharing.uses[use], use >> sharing.width_bits
@@ -353,7 +338,6 @@ def _dismiss(sharing: Sharing, use: int) -> None:
     constraint.fastest = max(constraint.fastest, sharing.flows[slot].rate)
 
 
-@compilable
 def _raise(sharing: Sharing, slot: int, group: int, more: float, rate: float) -> float:
     """Count a higher rate in the constraints that a flow passes but that of its group; returns their lowest level."""
     lowest = math.inf
@@ -369,7 +353,6 @@ def _raise(sharing: Sharing, slot: int, group: int, more: float, rate: float) ->
     return lowest
 
 
-@compilable
 def _change(sharing: Sharing, number: int, rate: float) -> None:
     """Record that a constraint may not be balanced, because of a flow of this rate."""
     constraint = sharing.constraints[number]
@@ -383,7 +366,6 @@ def _change(sharing: Sharing, number: int, rate: float) -> None:
         put(sharing.queue, number, level if level < math.inf else rate)
 
 
-@compilable
 def _swap(sharing: Sharing, place: int, other: int) -> None:
     users, uses = sharing.users, sharing.uses
     users[place], users[other] = users[other], users[place]

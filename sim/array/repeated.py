@@ -26,9 +26,9 @@ from sim.array.from_schedule import hops_of
 from sim.array.operations import Cost, Incidence, capacities_of
 from sim.array.quotient import Program, program_of
 from sim.array.symmetry import classes_of
-from sim.event.engine import without_garbage_collection
 from sim.messages import call_facts
 from tasp_lab.core.arrays import FloatArray, IntArray, numbered
+from tasp_lab.core.process import without_garbage_collection
 from tasp_lab.core.progress import ShareCallback, no_share
 from tasp_lab.machines.contention import Contention
 from tasp_lab.machines.libraries.channels import ChannelLibrary, Ring

@@ -60,7 +60,7 @@ from sim.array.stream_loop import (
 )
 from sim.messages import LibraryMessages
 from tasp_lab.core.arrays import BoolArray, FloatArray, Int32Array, IntArray, Table, numbered
-from tasp_lab.core.compiled import Kept, call, table
+from tasp_lab.core.compiled import call, table
 from tasp_lab.core.progress import ShareCallback, no_share
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.buffer_layout import outside, resident_offsets, wide_at_home
@@ -259,10 +259,10 @@ class _Stream:
             self._check(call(run_events, until, self._window, fast=self._fast))
             if end < steps and end * STAGES // steps > first * STAGES // steps:
                 progress(end / steps)
-        if self._window.value.sizes[OPEN]:
+        if self._window.sizes[OPEN]:
             raise _NotSimpleError
         keep_shapes(self._schedule, self._counted, tuple(self._shapes))
-        return float(self._window.value.end_s[0])
+        return float(self._window.end_s[0])
 
     def _count_lanes(self) -> None:
         """Account for the lanes of the first and the last step, or of all if any messages share bandwidth."""
@@ -284,15 +284,14 @@ class _Stream:
             rates.is_counted = counts_all
         rates.begin()
 
-    def _new_window(self) -> Kept:
+    def _new_window(self) -> Window:
         schedule, contention, buffers = self._schedule, self._machine.contention, self._blocks.pools[0].buffers
         share = float(contention.share(1, 1)) if contention.slows else 0.0
         ranks, kept = schedule.world_size, _STEPS_KEPT if self._fast else _FEW_STEPS_KEPT
-        window = Window.of(
+        return Window.of(
             ranks, schedule.lanes, buffers, ranks * len(schedule.steps) + 1, int(kept * self._per_step) + 1,
             np.array([share, float(contention.max_channels)]), *self._rates.flows(),
         )  # fmt: skip
-        return Kept(window)
 
     def _check(self, status: int) -> None:
         if status == LATE:
@@ -393,22 +392,20 @@ class _Stream:
         issued = Issued(
             first, message, source, destination, lane, cost, route, first_call, calls.rank, self._costs_of_calls(calls)
         )
-        window = self._window.value
-        if len(window.costs) < len(self._costs):
-            self._window = Kept(window._replace(costs=cost_table(list(self._costs))))
+        if len(self._window.costs) < len(self._costs):
+            self._window = self._window._replace(costs=cost_table(list(self._costs)))
         while (status := call(issue, batch, issued, self._window, fast=self._fast)) == FULL:
-            self._window = Kept(self._window.value.with_room())
+            self._window = self._window.with_room()
         self._check(status)
 
     def _room_for_landings(self, batch: Batch) -> Landed:
         """Keep the landings of the latest step alone, with room for those of a batch; returns the room to find them."""
-        window, moved, adds = self._window.value, batch.moved.first, batch.adds.first
+        window, moved, adds = self._window, batch.moved.first, batch.adds.first
         latest = window.landings[window.sizes[STEP_LANDINGS] : window.sizes[LANDINGS]]
         most = max(len(latest), int((np.diff(moved) + np.diff(adds)).max()))
         rows = len(latest) + int(moved[-2] + adds[-2])
         if rows > len(window.landings):
-            window = window._replace(landings=landing_table(2 * rows))
-            self._window = Kept(window)
+            self._window = window = window._replace(landings=landing_table(2 * rows))
         window.landings[: len(latest)] = latest
         window.sizes[[STEP_LANDINGS, LANDINGS, NEXT]] = 0, len(latest), 0
         ranks, spread = self._schedule.world_size, power_of_2(2 * self._per_step // self._schedule.world_size)

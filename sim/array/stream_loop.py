@@ -19,7 +19,7 @@ from sim.array.event_queue import EventQueue, first_due, pop, put
 from sim.array.flows import Flows, begin, end, end_due, settle
 from sim.array.max_min import SAME
 from tasp_lab.core.arrays import BoolArray, FloatArray, Int32Array, IntArray, Table
-from tasp_lab.core.compiled import compilable, table
+from tasp_lab.core.compiled import table
 
 DONE, UNSUPPORTED, FULL, LATE = range(4)
 """How a step ends: well; the schedule has something that this module does not derive; there is no room for it; or a
@@ -330,7 +330,6 @@ def find_messages(batch: Batch, size_bytes: IntArray, landed: Landed, window: Wi
     return int(window.sizes[_STATUS])
 
 
-@compilable
 def _find(batch: Batch, at_step: int, landed: Landed, window: Window) -> bool:
     """Find what a step of the batch reads and where arrivals land; whether each block arrives once."""
     moved, reads, adds, found = batch.moved, batch.reads, batch.adds, landed.found
@@ -363,7 +362,6 @@ def _find(batch: Batch, at_step: int, landed: Landed, window: Window) -> bool:
     return True
 
 
-@compilable
 def _look_ahead(batch: Batch, at_step: int, landed: Landed, window: Window) -> None:
     """Note of the landings of a step of the batch what the next one does with them."""
     moved, reads, found, lanes = batch.moved, batch.reads, landed.found, window.lanes_of_rank
@@ -378,7 +376,6 @@ def _look_ahead(batch: Batch, at_step: int, landed: Landed, window: Window) -> N
             window.landings[number].goes = moved.destination[at] * lanes + moved.lane[at]
 
 
-@compilable
 def _place_found(window: Window, rank: int, block: int, step: int, first: int, landed: Landed) -> int:
     """Where in `found` a landing of a step is, or will be, which has landings from `first` on.
 
@@ -400,7 +397,6 @@ _MIXES = 40503
 """An odd number near the golden ratio of 2^16: multiples of it are spread evenly (Knuth, section 6.4)."""
 
 
-@compilable
 def _landing(window: Window, rank: int, block: int, step: int, first: int, landed: Landed) -> int:
     """The landing of a copy at a step, which has landings from `first` on; -1 for none."""
     number: int = landed.found[_place_found(window, rank, block, step, first, landed)]
@@ -411,7 +407,6 @@ def _landing(window: Window, rank: int, block: int, step: int, first: int, lande
     return number
 
 
-@compilable
 def _land(window: Window, step: int, rank: int, block: int, is_away: bool, name: int, transfer: int) -> int:
     number: int = window.sizes[LANDINGS]
     window.sizes[LANDINGS] += 1
@@ -422,7 +417,6 @@ def _land(window: Window, step: int, rank: int, block: int, is_away: bool, name:
     return number
 
 
-@compilable
 def _place(window: Window, landed: Landed, size_bytes: IntArray) -> None:
     """Put the landings of the latest step in the order in which they lie in the buffer of each rank, rank by rank.
 
@@ -454,7 +448,6 @@ def _place(window: Window, landed: Landed, size_bytes: IntArray) -> None:
             place += size_bytes[landing.block]
 
 
-@compilable
 def _is_before(window: Window, one: int, other: int) -> bool:
     """Whether a landing lies before an earlier one at the same rank."""
     a, b = window.landings[one], window.landings[other]
@@ -467,7 +460,6 @@ def _is_before(window: Window, one: int, other: int) -> bool:
     return bool(a.first < b.first or (a.first == b.first and a.last < b.last))
 
 
-@compilable
 def _join(window: Window, order: IntArray, moved: Moved, size_bytes: IntArray) -> None:
     """Join the transfers of the latest step whose blocks lie side by side at both ends and become ready together."""
     begin, count = 0, window.sizes[LANDINGS] - window.sizes[STEP_LANDINGS]
@@ -486,7 +478,6 @@ def _join(window: Window, order: IntArray, moved: Moved, size_bytes: IntArray) -
         begin = at
 
 
-@compilable
 def _are_one(window: Window, one: int, other: int, moved: Moved, size_bytes: IntArray) -> bool:
     """Whether two transfers, whose arrivals lie side by side, are of one message."""
     if moved.source[one] != moved.source[other] or moved.lane[one] != moved.lane[other]:
@@ -519,7 +510,6 @@ def issue(batch: Batch, issued: Issued, window: Window) -> int:
     return int(window.sizes[_STATUS])
 
 
-@compilable
 def _has_room(batch: Batch, issued: Issued, window: Window) -> bool:
     """Whether there is room for the operations of the next step, and for all edges and changes that may come of them.
 
@@ -550,7 +540,6 @@ def _has_room(batch: Batch, issued: Issued, window: Window) -> bool:
     return bool(has_room)
 
 
-@compilable
 def _issue(batch: Batch, issued: Issued, window: Window) -> None:
     """Track the messages and calls of the next step of the batch."""
     moved, reads, adds, at_step = batch.moved, batch.reads, batch.adds, window.sizes[NEXT]
@@ -599,7 +588,6 @@ def _issue(batch: Batch, issued: Issued, window: Window) -> None:
         _let_go(window, number, 0.0)
 
 
-@compilable
 def _follow_lane(window: Window, number: int, lane_number: int) -> None:
     """Let an operation wait until the one before it on its lane, if there is one, has been sent."""
     lane = window.lanes[lane_number]
@@ -612,7 +600,6 @@ def _follow_lane(window: Window, number: int, lane_number: int) -> None:
     lane.last, lane.is_sent = number, 0
 
 
-@compilable
 def _wait(window: Window, number: int, before: int) -> None:
     """Let an operation wait for the arrival of another one, of the step before."""
     start, other = window.starts[number & window.mask], window.operations[before & window.mask]
@@ -631,7 +618,6 @@ def _wait(window: Window, number: int, before: int) -> None:
         other.first = row
 
 
-@compilable
 def _read(window: Window, number: int, landing_number: int) -> None:
     """Let an operation wait for a copy that it reads, and its buffer for the operation.
 
@@ -648,7 +634,6 @@ def _read(window: Window, number: int, landing_number: int) -> None:
             window.releases[landing.release].waits += 1
 
 
-@compilable
 def _fill(window: Window, number: int, landing_number: int) -> None:
     """Let an operation wait for the buffer in which something lands, whose release waits for it."""
     landing, operation = window.landings[landing_number], window.operations[number & window.mask]
@@ -708,7 +693,6 @@ def run_events(step: int, window: Window) -> int:
     return int(window.sizes[_STATUS])
 
 
-@compilable
 def _take_call(window: Window) -> None:
     """End the call that ends first."""
     number = pop(window.queue)
@@ -725,7 +709,6 @@ def _take_call(window: Window) -> None:
     _end(window, called)
 
 
-@compilable
 def _take_flow(window: Window) -> None:
     """Begin to send a message, or end it and all others that end with it."""
     now_s, row = window.flowed_s[0], pop(window.events)
@@ -749,7 +732,6 @@ def _take_flow(window: Window) -> None:
         _end(window, window.sizes[OLDEST] + (row - window.sizes[OLDEST] & window.mask))
 
 
-@compilable
 def _begin_call(window: Window, number: int) -> None:
     """Begin to find when the running call of a rank ends, from its start on."""
     rank = window.ranks[number]
@@ -757,7 +739,6 @@ def _begin_call(window: Window, number: int) -> None:
     rank.left_s = window.costs[window.operations[rank.running & window.mask].cost].launch_s
 
 
-@compilable
 def _call_end_s(window: Window, number: int) -> float:
     """When the running call of a rank ends beside the messages that are known so far.
 
@@ -784,7 +765,6 @@ def _call_end_s(window: Window, number: int) -> float:
     return end_s
 
 
-@compilable
 def _let_go(window: Window, number: int, time_s: float) -> None:
     """Let an operation go on after this time, if it waits for nothing else."""
     start = window.starts[number & window.mask]
@@ -795,7 +775,6 @@ def _let_go(window: Window, number: int, time_s: float) -> None:
         window.sizes[_STACK] += 1
 
 
-@compilable
 def _advance(window: Window) -> None:
     """Find the times of operations that wait for nothing; calls beside which there may be messages begin to run."""
     while window.sizes[_STACK] and window.sizes[_STATUS] == DONE:
@@ -831,7 +810,6 @@ def _advance(window: Window) -> None:
         _end(window, number)
 
 
-@compilable
 def _occupy(window: Window, operation: Any, time_s: float, channels: float) -> None:
     """Let a message take channels at both ends, or give them back if negative."""
     if channels and window.share[0]:
@@ -840,7 +818,6 @@ def _occupy(window: Window, operation: Any, time_s: float, channels: float) -> N
         _change(window, operation.enters, time_s, channels, False, ends_early)
 
 
-@compilable
 def _change(window: Window, number: int, time_s: float, channels: float, sends: bool, ends_early: bool) -> None:
     """Note that the channels of a rank change; `ends_early`: it was not known when those of a message come back."""
     rank, changes = window.ranks[number], number * (window.changes_mask + 1)
@@ -854,7 +831,7 @@ def _change(window: Window, number: int, time_s: float, channels: float, sends: 
         at -= 1
     change = window.changes[changes + (at & window.changes_mask)]
     change.time_s = time_s
-    change.sending, change.receiving = (channels, 0.0) if sends else (0.0, channels)
+    change.sending, change.receiving = channels if sends else 0.0, 0.0 if sends else channels
     if rank.running >= 0 and time_s < rank.due:
         rank.is_stale = 1
         if at < rank.at:
@@ -863,7 +840,6 @@ def _change(window: Window, number: int, time_s: float, channels: float, sends: 
             put(window.queue, number, time_s)  # it ends later than that, but earlier than it seemed to
 
 
-@compilable
 def _end(window: Window, number: int) -> None:
     """End an operation, and release what waits for it."""
     operation = window.operations[number & window.mask]
@@ -892,7 +868,6 @@ def _end(window: Window, number: int) -> None:
         row = following
 
 
-@compilable
 def _free(window: Window, number: int, time_s: float) -> None:
     """End a use of a buffer; after the last one, what is to land there goes on."""
     release = window.releases[number]

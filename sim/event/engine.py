@@ -15,9 +15,7 @@ The engine is generic in its number type: if bandwidths, latencies, launch costs
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 
 import simpy
@@ -29,16 +27,14 @@ from sim.max_min import OWN_LIMIT
 from sim.messages import LibraryMessages
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.errors import ScheduleError
+from tasp_lab.core.process import without_garbage_collection
 from tasp_lab.core.units import Number
 from tasp_lab.machines.libraries.library import Message
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.dependencies import ARRIVED, BLOCK, BUFFER, HANDED_OUT, LANE, SENT
 from tasp_lab.schedule.messages import MessageDependencies
 from tasp_lab.schedule.schedule import Schedule
-from tasp_lab.timeline.events import COMPUTE_LANE, CONTENTION, SEND, Event, Timeline, lasting
-
-MAX_TRANSFERS = 10_000_000
-"""Maximum events of a timeline: about 4 GB of memory and minutes of simulation."""
+from tasp_lab.timeline.events import COMPUTE_LANE, CONTENTION, MAX_TRANSFERS, SEND, Event, Timeline, lasting
 
 
 def simulate(schedule: Schedule, machine: Machine, explain: bool = False) -> Timeline:
@@ -342,15 +338,3 @@ class Progress:
 
 def _rows(*columns: IntArray) -> zip[tuple[int, ...]]:
     return zip(*(column.tolist() for column in columns), strict=True)
-
-
-@contextmanager
-def without_garbage_collection() -> Iterator[None]:
-    """Pause cyclic garbage collection: scanning the millions of objects of a run multiplies its time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

@@ -3,9 +3,8 @@
 Such a function takes numbers and *tables*, NumPy arrays whose rows are numbers or records, also in named tuples, and
 uses no other Python objects: ``table[row].field``. It changes tables in place.
 
-numba compiles a function once, and its object code is kept on disk. From then on llvmlite alone loads it, which takes a
-tenth of the time that numba needs to be imported and to load a function. So the code is called as numba's own wrappers
-call it: with the address of the result and of an exception, and each table as the numbers of numba's array structure.
+Machine code of a function, with all that it calls in the same package, is made once and kept on disk. The largest one
+takes half a second (`tasp_lab.core.assembly` translates it, LLVM compiles it), and 0.02 s from then on.
 """
 
 from __future__ import annotations
@@ -16,34 +15,19 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
+from struct import pack
 from threading import Lock
 from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from tasp_lab.core.assembly import FLOAT, INT, Rows, Struct, result_of, translate
 from tasp_lab.core.errors import OutputError
 from tasp_lab.core.files import write_whole
-from tasp_lab.core.progress import print_progress
 
-Function = TypeVar("Function", bound=Callable[..., object])
 Result = TypeVar("Result")
-
-_OPTIONS = {"no_cfunc_wrapper": True, "no_cpython_wrapper": True}
-
-_RESULTS = {"int64": ctypes.c_int64, "float64": ctypes.c_double, "bool": ctypes.c_bool, "none": ctypes.c_void_p}
-"""What compiled functions return, by numba's names."""
-
-_parts: list[Callable[..., object]] = []
-"""Those of `compilable` that numba does not know yet."""
-
-
-def compilable(function: Function) -> Function:
-    """Mark a function that compiled functions call. It remains an ordinary Python function."""
-    _parts.append(function)
-    return function
 
 
 def table(rows: int, **columns: str) -> Any:
@@ -55,23 +39,13 @@ def table(rows: int, **columns: str) -> Any:
     return np.zeros(rows, dtype=np.dtype(list(columns.items()), align=True))
 
 
-class Kept:
-    """An argument of many calls: what machine code takes for it is found once. Its tables must stay where they are."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-        self.values: list[Any] = []
-        self.type = _flatten(value, self.values)
-
-
 def call(function: Callable[..., Result], *arguments: object, fast: bool) -> Result:
-    """Call a function of tables; `fast`: compiled. Instead of an argument it takes `Kept` of it."""
+    """Call a function of tables; `fast`: compiled."""
     if fast:
         return _call_compiled(function, arguments)
     known: dict[int, list[Any]] = {}
-    given = [each.value if isinstance(each, Kept) else each for each in arguments]
-    result = function(*(_as_objects(each, known) for each in given))
-    for argument in given:
+    result = function(*(_as_objects(each, known) for each in arguments))
+    for argument in arguments:
         _copy_back(argument, known)
     return result
 
@@ -79,29 +53,8 @@ def call(function: Callable[..., Result], *arguments: object, fast: bool) -> Res
 # Machine code.
 
 
-class _Code(NamedTuple):
-    """Object code: the name of the function in it, numba's name of the type of its result, and the code itself."""
-
-    name: str
-    result: str
-    code: bytes
-
-    def to_bytes(self) -> bytes:
-        """The content of a file, with a digest of the rest in front."""
-        content = f"{self.name}\n{self.result}\n".encode() + self.code
-        return hashlib.sha256(content).digest() + content
-
-    @classmethod
-    def of_bytes(cls, content: bytes) -> _Code | None:
-        """The code in a file; None if that is no whole one."""
-        if hashlib.sha256(content[32:]).digest() != content[:32]:
-            return None
-        name, result, code = content[32:].split(b"\n", 2)
-        return cls(name.decode(), result.decode(), code)
-
-
-_loaded: dict[tuple[Callable[..., object], str], tuple[Any, Any]] = {}
-"""The machine code of functions for types of arguments, and the type of its result."""
+_loaded: dict[tuple[Callable[..., object], Struct], Any] = {}
+"""The machine code of functions for types of arguments."""
 
 _loading = Lock()
 """Functions are loaded and compiled one at a time; threads run them at the same time."""
@@ -110,144 +63,99 @@ _engines: list[Any] = []
 """What machine code lives in."""
 
 
-def _call_compiled(function: Callable[..., Result], arguments: Sequence[object]) -> Result:
-    values: list[Any] = []
-    types = ",".join([_flatten(each, values) for each in arguments])
+def _call_compiled(function: Callable[..., Result], arguments: tuple[object, ...]) -> Result:
+    kind, words = _pack(arguments)
     with _loading:
-        if (function, types) not in _loaded:
-            _loaded[function, types] = _load(_code_of(function, types, arguments, len(values)), values)
-    machine_code, result_type = _loaded[function, types]
-    result, exception = result_type(), ctypes.c_void_p()
-    status = machine_code(ctypes.byref(result), ctypes.byref(exception), *values)
-    # numba's calling convention: 0 for a result, -2 for None, others for exceptions
-    assert status in (0, -2), f"{function.__name__} keeps what it asserts: status {status}"
-    found: Result = result.value
-    return found
+        if (function, kind) not in _loaded:
+            _loaded[function, kind] = _load(_code_of(function, kind))
+    result = (ctypes.c_double if result_of(function) == FLOAT else ctypes.c_int64)()
+    failed = _loaded[function, kind](ctypes.byref(result), words)
+    assert not failed, f"{function.__name__} keeps what it asserts"
+    return cast(Result, result.value)
 
 
-def _flatten(value: object, values: list[Any]) -> str:
-    """Append the numbers that compiled code takes for an argument to `values`, and return what its type is."""
-    if isinstance(value, Kept):
-        values += value.values
-        return value.type
+def _pack(value: object) -> tuple[Any, bytes]:
+    """The type of an argument and its words, as `tasp_lab.core.assembly` has them."""
     if isinstance(value, np.ndarray):
-        data = value.ctypes.data  # __array_interface__ would also describe the fields
-        # the owners that numba counts references to are not given, since nothing is allocated (nrt)
-        values += (None, None, value.size, value.itemsize, data, *value.shape, *value.strides)
-        flags = value.flags
-        kind = _name_of(value.dtype)
-        layout = "C" if flags.c_contiguous else "F" if flags.f_contiguous else "A"
-        return f"{kind}{value.ndim}{layout}{flags.aligned:d}{flags.writeable:d}"
+        assert value.ndim == 1, f"a table, not an array of {value.ndim} dimensions"
+        # that of an empty table may be any number, and would be another type
+        stride = value.itemsize if value.flags.c_contiguous else value.strides[0]
+        return Rows(value.dtype, stride), pack("qq", value.ctypes.data, len(value))
     if isinstance(value, tuple):
-        return f"{type(value).__name__}({','.join([_flatten(each, values) for each in value])})"
-    if isinstance(value, bool | np.bool_):
-        values.append(ctypes.c_bool(bool(value)))
-        return "bool"
+        kinds, words = zip(*map(_pack, value), strict=True)
+        fields = getattr(value, "_fields", None) or tuple([f"a{number}" for number in range(len(value))])
+        return Struct(type(value).__name__, fields, kinds), b"".join(words)
     if isinstance(value, float | np.floating):
-        values.append(ctypes.c_double(float(value)))
-        return "float"
-    assert isinstance(value, int | np.integer), f"a number or a table, not {value!r}"
-    values.append(int(value))
-    return "int"
+        return FLOAT, pack("d", value)
+    assert isinstance(value, int | np.integer | np.bool_), f"a number or a table, not {value!r}"
+    return INT, pack("q", value)
 
 
-@cache
-def _name_of(dtype: np.dtype[Any]) -> str:
-    """What tells a type of rows from others."""
-    return dtype.str if dtype.names is None else str(dtype.descr)
+def _load(code: bytes) -> Any:
+    """Machine code, ready to be called with the addresses of its result and of the words of its arguments."""
+    from llvmlite import binding
+
+    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine())
+    engine.add_object_file(binding.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    _engines.append(engine)
+    # Unlike PYFUNCTYPE, it lets other threads run meanwhile: machine code touches no Python objects.
+    prototype = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_char_p)
+    return prototype(engine.get_function_address("entry"))
 
 
-def _load(code: _Code, values: Sequence[Any]) -> tuple[Any, Any]:
-    """The machine code of a function that takes these numbers, ready to be called, and the type of its result."""
+def _machine() -> Any:
+    """Any processor of this architecture: code for this very one is not faster."""
     from llvmlite import binding
 
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
-    target = binding.Target.from_default_triple().create_target_machine(jit=True)
-    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), target)
-    engine.add_object_file(binding.ObjectFileRef.from_data(code.code))
-    engine.finalize_object()
-    _engines.append(engine)
-    types = [type(each) if isinstance(each, ctypes._SimpleCData) else ctypes.c_ssize_t for each in values]
-    types = [ctypes.c_void_p if value is None else kind for value, kind in zip(values, types, strict=True)]
-    # Unlike PYFUNCTYPE, it lets other threads run meanwhile: machine code touches no Python objects.
-    prototype = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *types)
-    return prototype(engine.get_function_address(code.name)), _RESULTS[code.result]
+    return binding.Target.from_default_triple().create_target_machine(jit=True)
 
 
-def _code_of(function: Callable[..., object], types: str, arguments: Sequence[object], values: int) -> _Code:
-    """The object code of a function for these types, which takes so many numbers; from disk if it is there.
+def _code_of(function: Callable[..., object], kind: Struct) -> bytes:
+    """The object code of a function for these types; from disk if it is there.
 
-    It is kept under a digest of the types, the processor, and all modules of the package of `function` and this one.
+    It is kept under a digest of the types, the platform, and the sources, with a digest of itself in front.
     """
     from llvmlite import binding
 
     package = Path(str(sys.modules[function.__module__].__file__)).parent
-    digest = hashlib.sha256(f"{types} {binding.get_process_triple()} {binding.get_host_cpu_name()}".encode())
-    digest.update(binding.get_host_cpu_features().flatten().encode())
-    for path in (Path(__file__), *sorted(package.glob("*.py"))):
+    digest = hashlib.sha256(f"{kind} {binding.get_process_triple()}".encode())
+    for path in (Path(__file__), Path(__file__).with_name("assembly.py"), *sorted(package.glob("*.py"))):
         digest.update(path.read_bytes())
     name = f"{function.__name__}-{digest.hexdigest()[:32]}.o"
     for folder in _folders(package):
         with suppress(OSError):
-            if (code := _Code.of_bytes((folder / name).read_bytes())) is not None:
-                return code
-    code = _compile(function, arguments, values)
+            content = (folder / name).read_bytes()
+            if hashlib.sha256(content[32:]).digest() == content[:32]:
+                return content[32:]
+    code = _compile(function, kind)
     for folder in _folders(package):
         with suppress(OSError, OutputError):  # without a folder to keep it in it is made anew each time
             folder.mkdir(parents=True, exist_ok=True)
-            write_whole(folder / name, code.to_bytes())
+            write_whole(folder / name, hashlib.sha256(code).digest() + code)
             break
     return code
 
 
 def _folders(package: Path) -> list[Path]:
-    """Where object code is kept: ``NUMBA_CACHE_DIR``, beside the package, or in the cache of the user."""
-    given = os.environ.get("NUMBA_CACHE_DIR")
+    """Where object code is kept: ``TASP_LAB_CACHE``, beside the package, or in the cache of the user."""
+    given = os.environ.get("TASP_LAB_CACHE")
     users = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     return [Path(given)] if given else [package / "__pycache__", users / "tasp-lab"]
 
 
-def _compile(function: Callable[..., object], arguments: Sequence[object], values: int) -> _Code:
-    """The object code of a function for arguments like these, which are so many numbers."""
-    from numba import typeof
-    from numba.core import compiler
-    from numba.core.registry import cpu_target
+def _compile(function: Callable[..., object], kind: Struct) -> bytes:
+    """The object code of a function for arguments of these types."""
+    from llvmlite import binding
 
-    _announce_compilation()
-    _register()
-    flags = compiler.Flags()
-    for option in _OPTIONS:
-        setattr(flags, option, True)
-    typing, target = cpu_target.typing_context, cpu_target.target_context
-    typing.refresh()
-    target.refresh()
-    types = tuple(typeof(each.value if isinstance(each, Kept) else each) for each in arguments)
-    compiled = compiler.compile_extra(typing, target, function, types, None, flags, {})
-    name = compiled.fndesc.llvm_func_name
-    taken = len(list(compiled.library.get_function(name).arguments))
-    assert taken == 2 + values, f"numba's {function.__name__} takes {taken} numbers, expected 2 and {values}"
-    return _Code(name, str(compiled.fndesc.restype), compiled.library._get_compiled_object())
-
-
-@cache
-def _announce_compilation() -> None:
-    """Say once, on a terminal, that functions are being compiled."""
-    if sys.stderr.isatty():
-        print_progress("compiling the simulator, once after an installation: about 10 s")
-
-
-def _register() -> None:
-    """Let compiled functions call the `compilable` ones; of modules loaded since the last call, too.
-
-    Their machine code is put where they are called: a call would copy every table that it passes, which are hundreds of
-    numbers, and so take longer than most of these functions. Tables are allocated in Python and live as long as a call,
-    so compiled functions need not count references.
-    """
-    from numba.extending import register_jitable
-
-    while _parts:
-        register_jitable(forceinline=True, _nrt=False, **_OPTIONS)(_parts.pop())
+    module, machine = binding.parse_assembly(translate(function, kind)), _machine()
+    module.verify()
+    builder = binding.create_pass_builder(machine, binding.create_pipeline_tuning_options(speed_level=2))
+    builder.getModulePassManager().run(module, builder)
+    code: bytes = machine.emit_object(module)
+    return code
 
 
 # Python.

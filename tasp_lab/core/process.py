@@ -8,6 +8,7 @@ is printed first; then the operating system ends it, and whoever started the ran
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -20,6 +21,18 @@ from typing import NoReturn
 def usable_cores() -> int:
     """The number of cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """Pause cyclic garbage collection: scanning the millions of objects of a simulation multiplies its time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 _beside_workers = False

@@ -27,7 +27,7 @@ from scipy.sparse import csr_array, diags_array
 
 from tasp_lab.core.arrays import FloatArray, IntArray, Table, frozen
 from tasp_lab.core.choices import DEFAULT_SEARCH_BUDGET
-from tasp_lab.core.compiled import call, compilable, table
+from tasp_lab.core.compiled import call, table
 from tasp_lab.core.errors import NoDecompositionError
 from tasp_lab.core.progress import ProgressCallback, no_progress
 from tasp_lab.rings.problem import RingProblem
@@ -123,7 +123,6 @@ def grow(growth: _Growth, ranks: int, root: int) -> None:
                     parts[path[place]].is_outside = False
 
 
-@compilable
 def _enter(growth: _Growth, part: int, width: int) -> int:
     """Enter a part by its cheapest hop; returns the part from which it comes."""
     before = 0
@@ -135,7 +134,6 @@ def _enter(growth: _Growth, part: int, width: int) -> int:
     return before
 
 
-@compilable
 def _contract(growth: _Growth, first: int, end: int, width: int) -> int:
     """Make the cycle from `first` to `end` of the path one part; returns it."""
     part, parts, path, cost = growth.counts[0], growth.parts, growth.path, growth.cost
@@ -160,7 +158,6 @@ def _contract(growth: _Growth, first: int, end: int, width: int) -> int:
     return int(part)
 
 
-@compilable
 def _leave(growth: _Growth, first: int, end: int, whole: int, width: int) -> None:
     """Hops out of the parts from `first` to `end` of the path now come from one."""
     path, cost = growth.path, growth.cost

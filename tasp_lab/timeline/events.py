@@ -23,6 +23,9 @@ CONTENTION = "contention"
 COMPUTE_LANE = -1
 """The lane of kernel calls."""
 
+MAX_TRANSFERS = 10_000_000
+"""Maximum events of a timeline: about 4 GB of memory and minutes of simulation."""
+
 
 class Event(NamedTuple):
     """One message as its sender sees it, or one kernel call. Times in seconds from the start of the run.

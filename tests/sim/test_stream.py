@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from sim.array import engine, stream, stream_loop
 from sim.array.stream import stream_time_s
 from sim.event.engine import simulate
-from tasp_lab.core.compiled import Kept
+from tasp_lab.core.compiled import call
 from tasp_lab.machines.contention import NONE, Contention
 from tasp_lab.machines.host import INSTANT_HOST
 from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
@@ -173,11 +174,11 @@ def test_operations_that_nothing_waits_for_give_their_rows_back(
     """In the end all operations have ended, and no row of edges is in use."""
     windows: list[stream.Window] = []
 
-    def kept(window: stream.Window) -> Kept:
-        windows.append(window)
-        return Kept(window)
+    def noted(function: Callable[..., Any], *arguments: Any, fast: bool) -> Any:
+        windows.append(arguments[-1])
+        return call(function, *arguments, fast=fast)
 
-    monkeypatch.setattr(stream, "Kept", kept)
+    monkeypatch.setattr(stream, "call", noted)
     monkeypatch.setattr(stream, "_FEW_STEPS_KEPT", 1)
     machine = Machine(FABRICS["mesh"], Apart("apart"), ComputeRate(200), contention=slowed)
     layer = Workload(240, heads=2, head_dim=2, mask="causal")
