@@ -49,7 +49,8 @@ class Sharing(NamedTuple):
     Pass k of the flow in slot s is its *use* ``(s << width_bits) + k`` of a constraint.
 
     Most of the time goes into new levels of groups of many members. So these take no more than a sum for each other
-    constraint of a member: rates of members are not kept one by one, and what is read of a use stands together.
+    constraint of a member: rates of members are not kept one by one, and what is read of a use stands together. Members
+    are visited in the order of `users`, in which slots are scattered: so `beside` has what all members pass in a row.
 
     Attributes
     ----------
@@ -63,6 +64,7 @@ class Sharing(NamedTuple):
         that; the number of `changes` since `rest` was summed up. None of the others is faster than `fastest`, none of
         the members has a limit below `limit`: mostly that tells that no flow has to change its group.
     users : int array, the uses of each constraint.
+    beside : a table as `uses`: of the user at place p, the uses of its flow are from ``p << width_bits`` on.
     width_bits : with so many bits passes of a flow are counted.
     changed, moved : int arrays, constraints and flows; the last `fill` has changed no others.
     sizes : int array; see `CHANGED`.
@@ -73,6 +75,7 @@ class Sharing(NamedTuple):
     uses: Table
     constraints: Table
     users: Int32Array
+    beside: Table
     width_bits: int
     changed: Int32Array
     moved: Int32Array
@@ -105,11 +108,13 @@ class Sharing(NamedTuple):
         width_bits = (width - 1).bit_length()
         queued = table(count, due="f8", place="i4")
         queued["place"] = -1
+        uses = {"constraint": "i4", "count": "i4", "place": "i4"}
         return cls(
             flows=table(slots, limit="f8", rate="f8", group="i4", before="i4", is_moved="i4"),
-            uses=table(slots << width_bits, constraint="i4", count="i4", place="i4"),
+            uses=table(slots << width_bits, **uses),
             constraints=constraints,
             users=np.zeros(int(most_users.sum()), dtype=np.int32),
+            beside=table(int(most_users.sum()) << width_bits, **uses),
             width_bits=width_bits,
             changed=np.zeros(count, dtype=np.int32),
             moved=np.zeros(slots, dtype=np.int32),
@@ -136,9 +141,14 @@ def join(sharing: Sharing, slot: int, passes: Table, first_pass: int, end_pass: 
         level = min(level, constraint.level)  # see `_balance`: a group that rises takes none in
         if level < lowest:
             lowest, flow.group = level, number
+    first = slot << sharing.width_bits
+    for use in range(first, first + end_pass - first_pass):
+        for at in range(1 << sharing.width_bits):
+            other = sharing.beside[(sharing.uses[use].place << sharing.width_bits) + at]
+            other.constraint, other.count = sharing.uses[first + at].constraint, sharing.uses[first + at].count
     if flow.group == LIMITED:
         flow.rate = limit
-        _raise(sharing, slot, LIMITED, limit, limit)
+        _raise(sharing, sharing.uses, first, LIMITED, limit, limit)
     else:
         _enter(sharing, slot)
     _note_move(sharing, slot, NEW)
@@ -220,11 +230,12 @@ def _set_level(sharing: Sharing, number: int, level: float) -> float:
     joined = constraint.first + constraint.members - constraint.joined
     if level != constraint.level:
         for at in range(constraint.first, joined):
-            slot = sharing.users[at] >> sharing.width_bits
-            slowest = min(slowest, _raise(sharing, slot, number, level - constraint.level, level))
+            more = level - constraint.level
+            slowest = min(slowest, _raise(sharing, sharing.beside, at << sharing.width_bits, number, more, level))
     for at in range(joined, constraint.first + constraint.members):
         slot = sharing.users[at] >> sharing.width_bits
-        slowest = min(slowest, _raise(sharing, slot, number, level - sharing.flows[slot].rate, level))
+        more = level - sharing.flows[slot].rate
+        slowest = min(slowest, _raise(sharing, sharing.beside, at << sharing.width_bits, number, more, level))
         sharing.flows[slot].rate = _LEVEL
     constraint.level, constraint.joined = level, 0
     return slowest
@@ -273,7 +284,8 @@ def _send_off(sharing: Sharing, number: int, level: float) -> bool:
                 lowest, group = sharing.constraints[other].level, other
         if lowest < level:
             _move(sharing, slot, group)
-            _raise(sharing, slot, group, lowest - sharing.flows[slot].rate, lowest)
+            more = lowest - sharing.flows[slot].rate
+            _raise(sharing, sharing.uses, slot << sharing.width_bits, group, more, lowest)
             sharing.flows[slot].rate = lowest
             sent_off = True
         else:
@@ -338,11 +350,14 @@ def _dismiss(sharing: Sharing, use: int) -> None:
     constraint.fastest = max(constraint.fastest, sharing.flows[slot].rate)
 
 
-def _raise(sharing: Sharing, slot: int, group: int, more: float, rate: float) -> float:
-    """Count a higher rate in the constraints that a flow passes but that of its group; returns their lowest level."""
+def _raise(sharing: Sharing, uses: Table, first: int, group: int, more: float, rate: float) -> float:
+    """Count a higher rate in the constraints that a flow passes but that of its group; returns their lowest level.
+
+    The uses of the flow are from row `first` on, of `Sharing.uses` or `Sharing.beside`.
+    """
     lowest = math.inf
-    for use in range(slot << sharing.width_bits, (slot + 1) << sharing.width_bits):
-        one = sharing.uses[use]
+    for use in range(first, first + (1 << sharing.width_bits)):
+        one = uses[use]
         if one.count and one.constraint != group:
             constraint = sharing.constraints[one.constraint]
             constraint.rest += one.count * more
@@ -371,3 +386,10 @@ def _swap(sharing: Sharing, place: int, other: int) -> None:
     users[place], users[other] = users[other], users[place]
     uses[users[place]].place = place
     uses[users[other]].place = other
+    for at in range(1 << sharing.width_bits):
+        one, another = (
+            sharing.beside[(place << sharing.width_bits) + at],
+            sharing.beside[(other << sharing.width_bits) + at],
+        )
+        one.constraint, another.constraint = another.constraint, one.constraint
+        one.count, another.count = another.count, one.count

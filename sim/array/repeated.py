@@ -63,7 +63,7 @@ def time_s(schedule: Schedule, machine: Machine, progress: ShareCallback = no_sh
     return runs[0].time_s(machine)
 
 
-@remembered(most=16)  # of both passes around some rings
+@remembered(most=256, transfers=1_500_000)  # of all candidates of a comparison
 def _runs(schedule: Schedule) -> list[RepeatedRun]:
     return []
 

@@ -195,7 +195,7 @@ def _runs_of(schedule: Schedule) -> Runs:
     return Runs.of(schedule.task, schedule.initial)
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=256)
 def _entering(runs: Runs, outside: tuple[int, ...]) -> tuple[int, ...]:
     """The bytes that enter each rank, and those that enter the ranks `outside`; kept for schedules alike in both."""
     return tuple(runs.entering_bytes(ranks) for ranks in (*([rank] for rank in range(len(runs.held))), list(outside)))

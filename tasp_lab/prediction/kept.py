@@ -16,8 +16,9 @@ from tasp_lab.schedules.registry import uses_rings
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Work, Workload
 
-MOST_KEPT = 12
-"""Schedules that are kept for the next questions."""
+MOST_KEPT, MOST_TRANSFERS = 256, 2_000_000
+"""Schedules that are kept for the next questions, and their transfers: what-ifs and comparisons with other machines
+return to all schedules of a comparison."""
 
 MANY_KEPT, MOST_KEPT_AT_ONCE = 200_000, 4_000_000
 """Steps of a schedule with more transfers are kept only until the next such one is built, as they take some 60 bytes
@@ -39,9 +40,14 @@ def build_once(
     key = name, topology if searched else followed(name, topology, options), work, around, options
     # popped and put back: a dictionary is in the order of insertion, so the oldest is the first one
     _kept[key] = passes = _kept.pop(key, None) or _of_parts(name, topology, work, rings, options)
-    if len(_kept) > MOST_KEPT:
+    while len(_kept) > 1 and (len(_kept) > MOST_KEPT or sum(map(_kept_transfers, _kept.values())) > MOST_TRANSFERS):
         del _kept[next(iter(_kept))]
     return passes
+
+
+def _kept_transfers(passes: tuple[Schedule, ...]) -> int:
+    """The transfers of passes whose steps stay as long as they do."""
+    return sum(each.transfers for each in passes if each.transfers <= MANY_KEPT)
 
 
 def _of_parts(

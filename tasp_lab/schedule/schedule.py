@@ -200,11 +200,11 @@ class OncePerSchedule(Generic[Result]):
 
 
 KEPT_TRANSFERS = 200_000
-"""Transfers of all schedules whose results a `remembered` function keeps."""
+"""Transfers of all schedules whose results a `remembered` function keeps, where it names no other number."""
 
 
-def remembered(most: int) -> Callable[[Function], Function]:
-    """Let a function of a schedule keep its last results: at most so many, of schedules with `KEPT_TRANSFERS` or one.
+def remembered(most: int, transfers: int = KEPT_TRANSFERS) -> Callable[[Function], Function]:
+    """Let a function of a schedule keep its last results: at most so many, of schedules with so many transfers or one.
 
     Both passes of a layer are simulated several times, a comparison returns to some of its schedules, and points of a
     study often have equal schedules on machines of two kinds.
@@ -221,7 +221,7 @@ def remembered(most: int) -> Callable[[Function], Function]:
                 if key in kept:
                     kept[key] = result = kept.pop(key)  # the last one used is last
                     return result
-                room = KEPT_TRANSFERS - schedule.transfers
+                room = transfers - schedule.transfers
                 # before the next result takes memory, too
                 while kept and (len(kept) >= most or sum(each.transfers for each, _ in kept) > room):
                     del kept[next(iter(kept))]

@@ -12,8 +12,12 @@ from hypothesis import strategies as st
 
 from tasp_lab.core.errors import TaspLabError
 from tasp_lab.machines.catalogue import load_machine
+from tasp_lab.machines.overrides import overridden
 from tasp_lab.prediction import kept as evaluator
+from tasp_lab.prediction.compare import compare
 from tasp_lab.prediction.kept import build_once
+from tasp_lab.prediction.predict_step import predict_step
+from tasp_lab.prediction.training_step import phases
 from tasp_lab.rings.decompose import decompose
 from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.model import Step
@@ -140,6 +144,34 @@ def test_equal_topologies_share_schedules_and_others_do_not(monkeypatch: pytest.
     assert build_once("tasp", mesh, LAYER, rings, BOTH) is build_once("tasp", mesh, LAYER, on(mesh, rings), BOTH)
     assert build_once("tasp", mesh, LAYER, rings, BOTH) is not build_once("tasp", mesh, LAYER, reverse, BOTH)
     assert len(evaluator._kept) <= evaluator.MOST_KEPT
+
+
+def test_a_what_if_of_bandwidths_builds_no_schedule_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither candidates of a comparison, but those that follow rates, nor phases of a step."""
+    built = Counter[str]()
+    construct = Schedule.__post_init__
+
+    def counted(schedule: Schedule) -> None:
+        built[schedule.name] += 1
+        construct(schedule)
+
+    monkeypatch.setattr(Schedule, "__post_init__", counted)
+    monkeypatch.setattr(evaluator, "_kept", {})
+    monkeypatch.setattr(phases, "_kept", {})
+    machine = load_machine("h100-8")
+    slower = overridden(machine, ["link.bandwidth=x0.5"])
+    first = compare(machine, LAYER, passes="both", screen=True)
+    assert len(built) > 20
+    built.clear()
+    again = compare(slower, LAYER, passes="both", screen=True)
+    assert {follows(name) for name in built} <= {"rates"}
+    assert first.best.time_s < again.best.time_s
+    steps = []
+    for each in (machine, slower):
+        built.clear()
+        steps.append(predict_step(each, "llama-3-8b", 16384, "ulysses"))
+    assert not {"forward", "backward"} & set(built)
+    assert steps[0].time_s < steps[1].time_s
 
 
 def test_steps_of_a_large_schedule_are_kept_until_the_next_is_built(monkeypatch: pytest.MonkeyPatch) -> None:

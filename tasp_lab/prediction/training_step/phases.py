@@ -39,12 +39,12 @@ from tasp_lab.schedule.model import LazySteps, Step
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedule.stacked_task import DENSE, DENSE_BACKWARD, Dense, StackedTask
 from tasp_lab.schedules.attention.task import AttentionTask
-from tasp_lab.schedules.build import attention_schedules, linear_schedules
+from tasp_lab.schedules.build import attention_schedules, followed, linear_schedules
 from tasp_lab.schedules.hybrid.relayout import relayout
 from tasp_lab.schedules.hybrid.stack import layouts_differ
 from tasp_lab.schedules.linear.flops import least_flops
 from tasp_lab.schedules.linear.task import LinearTask
-from tasp_lab.schedules.registry import is_hybrid, names_of, options_for_layer
+from tasp_lab.schedules.registry import is_hybrid, is_own, names_of, options_for_layer, uses_rings
 from tasp_lab.topology.derived import equal_parts
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.kernel_shapes import Product, ProductKind
@@ -125,6 +125,7 @@ class Phases:
 
     def __init__(self, plan: StepPlan, topology: Topology, places: IntArray) -> None:
         self.plan, self.topology, self.places = plan, topology, places
+        self._chains: dict[tuple[object, ...], Schedule] = {}
         self.groups, self.states = context_groups(places), state_groups(places)
         self.passes: dict[tuple[str, Passing], AttentionPass] = {}
         self.between: dict[tuple[str, str, Passing], AttentionPass] = {}
@@ -140,6 +141,27 @@ class Phases:
             ends = self.layout_of(before), self.layout_of(after)
             if layouts_differ(*ends):
                 self._add(self.between, (before, after), relayout(part, plan.layer, *ends, "both"))
+
+    @classmethod
+    def once(cls, plan: StepPlan, topology: Topology, places: IntArray) -> Phases:
+        """The phases, with all that was built of them: equal steps on machines that differ in rates have the same."""
+        name, part = plan.schedule, part_of(topology, context_groups(places))
+        if not is_own(name):  # what builds a schedule of a user may change between two steps
+            return cls(plan, topology, places)
+        differs = is_hybrid(name) or uses_rings(name) or not topology.is_complete
+        seen = topology if differs else (topology.structure, followed(name, part, plan.options))
+        key = plan, seen, places.tobytes()
+        _kept[key] = found = _kept.pop(key, None) or cls(plan, topology, places)
+        if len(_kept) > MOST_KEPT:
+            del _kept[next(iter(_kept))]
+        return found
+
+    def chain(self, phase: Passing, unit: tuple[LayerKind, ...], count: int, **how: bool) -> Schedule:
+        """The `forward` or `backward` phase, built once."""
+        key = phase, unit, count, *how.items()
+        if key not in self._chains:
+            self._chains[key] = getattr(self, phase)(unit, count, **how)
+        return self._chains[key]
 
     def _add(self, passes: dict[Any, AttentionPass], key: tuple[str, ...], schedules: Sequence[Schedule]) -> None:
         """Add the forward schedule, and the backward one if there is one, in all groups."""
@@ -250,6 +272,13 @@ class Phases:
             parameters = -(-costs.moved_parameters(model, kind, layout.ep, ranks) // layout.tp)
             found[kind] = in_groups(messages(self.states_part, size_bytes * parameters), self.states)
         return [found[kind] for kind in kinds]
+
+
+MOST_KEPT = 4
+"""Phases that are kept for the next steps."""
+
+_kept: dict[object, Phases] = {}
+"""By all that they follow from; those that were used last are the last ones."""
 
 
 class _Link(NamedTuple):

@@ -105,10 +105,9 @@ class StepSimulation:
         self._layers, self._ranks = layers, plan.layout.ranks(machine.topology.world_size)
         topology, places = layout.stage_of(machine.topology, plan.layout)
         self._stage = with_groups(machine, topology, places)
-        self.phases = Phases(plan, topology, places)
+        self.phases = Phases.once(plan, topology, places)
         self._hidden_bytes = ELEMENT_BYTES * self.phases.most_tokens * plan.model.hidden_size
         self.fewest: dict[Run, int] = {}
-        self._built: dict[tuple[object, int], Schedule] = {}
         self._simulated: dict[tuple[object, int], FloatArray] = {}
 
     def times(self) -> StepTimes:
@@ -261,11 +260,8 @@ class StepSimulation:
 
         No less than inputs of its layers take to the host or back, where they move beside computing.
         """
-        build = getattr(self.phases, phase)
         key = (run.unit, phase, tuple(how.items()))
-        if (key, 1) not in self._built:  # one unit also says how many transfers more of them have
-            self._built[key, 1] = build(run.unit, 1, **how)
-        one = self._built[key, 1]
+        one = self.phases.chain(phase, run.unit, 1, **how)  # it also says how many transfers more of them have
         most = max(2, min(self._layers // len(run.unit), MANY_TRANSFERS // max(one.transfers, 1)))
         few = min(run.times, most)
         self.fewest[run] = min(few, self.fewest.get(run, few))
@@ -274,7 +270,7 @@ class StepSimulation:
             if (key, count) not in self._simulated:
                 if count == few:
                     self._progress(f"simulating {few} of {run.times} x {len(run.unit)} layers {phase}")
-                schedule = one if count == 1 else build(run.unit, count, **how)
+                schedule = self.phases.chain(phase, run.unit, count, **how)
                 found = PassAnswer(self._stage, schedule, self.plan.layer, self.plan.options)
                 self._simulated[key, count] = np.array([float(found.time_s), float(found.compute_s)])
             return self._simulated[key, count]
