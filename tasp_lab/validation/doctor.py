@@ -83,7 +83,8 @@ def _simulator() -> str:
     from tasp_lab.topology.builders import full_mesh
 
     mesh = full_mesh(2)
-    simulate(ring_all_gather(mesh, 1), Machine(mesh))
+    for which in ("array", "simpy"):
+        simulate(ring_all_gather(mesh, 1), Machine(mesh), which=which)
     return "works"
 
 
