@@ -56,7 +56,7 @@ print("modules:", *sorted({name.partition(".")[0] for name in sys.modules}))
     "module",
     [
         "cyclopts", "attrs", "tasp_lab.cli.commands.fabric", "tasp_lab.topology.graph", "numpy", "numpy._core",
-        "sim.simulate", "msgspec", "simpy", "matplotlib.figure", "matplotlib.backends.backend_svg",
+        "sim.simulate", "msgspec", "matplotlib.figure", "matplotlib.backends.backend_svg",
     ],
 )  # fmt: skip
 def test_ctrl_c_while_something_is_imported_is_one_line(tmp_path: Path, module: str) -> None:

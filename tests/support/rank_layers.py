@@ -242,10 +242,10 @@ def errors_of(cases: Sequence[Case], world_size: int) -> list[tuple[Case, list[f
 class Allocations(TorchDispatchMode):
     """Counts the bytes of all tensors made in this thread that are alive, but not those of existing ones."""
 
-    def __init__(self, *existing: Tensor) -> None:
+    def __init__(self, *existing: Tensor | None) -> None:
         super().__init__()
         self.now = self.peak = 0
-        self._existing = [each.untyped_storage() for each in existing]
+        self._existing = [each.untyped_storage() for each in existing if each is not None]
         self._known: set[int] = {each._cdata for each in self._existing}
 
     def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
