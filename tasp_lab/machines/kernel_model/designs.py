@@ -82,7 +82,7 @@ def computed_dims(
     own (FlashMLA; hopper/flash_api.cpp takes queries of 64 and of 512 elements).
 
     >>> computed_dims("flash-attention-2", "forward", 192, 128), computed_dims("cudnn", "forward", 192, 128)
-        ((192, 192), (192, 128))
+    ((192, 192), (192, 128))
     """
     core = core_kernel(kernel)
     if (passing, head_dim, value_dim) == ("forward", 576, 512):

@@ -51,7 +51,7 @@ gradients of gates, and of states: what a chunk adds to that before it, and the 
 """
 
 TENSORS = (
-    *SOFTMAX_TENSORS,
+    *SOFTMAX_TENSORS[:CHUNK_STATES],
     "chunk states",
     "prefix states",
     "gates",
