@@ -11,13 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from tasp_lab.core.arrays import IntArray
 from tasp_lab.workload.kernel_shapes import Segment
 from tasp_lab.workload.mask import Mask
-
-if TYPE_CHECKING:
-    from tasp_lab.core.arrays import IntArray
 
 
 class Rows(NamedTuple):
@@ -97,7 +95,7 @@ def range_segments(
     """As `document_segments`, of slices (`tasp_lab.workload.ranges`) instead of a mask; a query may be in several."""
     found: list[PackedSegment] = []
     for column, rows in ((0, queries), (2, keys)):
-        last = max((each.position + stride * (each.length - 1) for each in rows), default=-1)
+        last = max(each.position + stride * (each.length - 1) for each in rows)
         slices = slices[(slices[:, column] <= last) & (slices[:, column + 1] > rows[0].position)]
     for first, end, first_key, end_key, low, high in slices.tolist():
         own, others = (

@@ -111,7 +111,7 @@ def test_one_process_is_near_the_exact_result_and_wrong_results_are_far() -> Non
 
 
 def some() -> list[Run]:
-    """Of each project the smallest case of each decay and of all that it needs on 3 or 4 ranks, or all of them."""
+    """For each project, decay and set of needs, the smallest case on 3 or 4 ranks; or every case."""
     runs = list(map(drawn, SAID))
     if IS_FULL:
         return runs

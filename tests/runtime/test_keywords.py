@@ -89,5 +89,5 @@ def test_the_documents_have_the_same_names() -> None:
 
 
 def identifiers(cell: str) -> set[str]:
-    """Those between backticks."""
+    """The keywords in a cell of the table, which stand between backticks."""
     return set(re.findall(r"`([a-z]\w*)`", cell))

@@ -65,7 +65,7 @@ def test_segments_have_each_pair_once_and_no_other(
 
 
 def _renumbered(rows: list[Rows]) -> list[Rows]:
-    """The same runs as rows of a tensor that has no others."""
+    """The same runs, of which each begins at the row where the one before it ends."""
     first = np.cumsum([0, *(each.length for each in rows)]).tolist()
     return [each._replace(first=at) for each, at in zip(rows, first, strict=False)]
 

@@ -22,6 +22,8 @@ as long as such a step (direct AllGather against the library's on h100-8: 15.0 a
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from tasp_lab.core.arrays import IntArray
@@ -38,15 +40,13 @@ from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Workload
 from tasp_lab.workload.sequence_layout import contiguous
 
+_decoding = partial(schedule, kind="softmax", follows="ranks", layout="contiguous", decode=True)
 
-@schedule(
+
+@_decoding(
     "decode-heads",
-    "softmax",
-    follows="ranks",
     moves="nothing: each rank has all keys of its heads, as plain tensor parallelism does",
-    layout="contiguous",
     is_baseline=True,
-    decode=True,
 )
 def decode_heads(name: str, topology: Topology, workload: Workload, options: AttentionOptions) -> tuple[Schedule, ...]:
     """The pass of ``decode-heads``. Raises `ScheduleError` for heads that ranks do not divide."""
@@ -59,32 +59,20 @@ def decode_heads(name: str, topology: Topology, workload: Workload, options: Att
     return (owner_schedule(name, topology, task, steps, lanes=1, circulating={}, copies=copies, kept=copies),)
 
 
-@schedule(
+@_decoding(
     "decode-reduce-scatter",
-    "softmax",
-    follows="ranks",
     moves="an AllGather of queries; each rank attends to its keys; an AllGather of log-sum-exps; a ReduceScatter",
-    layout="contiguous",
     options=("result_dtype",),
-    decode=True,
 )
-@schedule(
+@_decoding(
     "decode-all-to-all",
-    "softmax",
-    follows="ranks",
     moves="an AllGather of queries; each rank attends to its keys; an AllToAll of results, merged by their owners",
-    layout="contiguous",
     options=("result_dtype",),
-    decode=True,
 )
-@schedule(
+@_decoding(
     "decode-tree",
-    "softmax",
-    follows="ranks",
     moves="queries down binomial trees, results merged on the way back",
-    layout="contiguous",
     options=("result_dtype",),
-    decode=True,
 )
 def decode(name: str, topology: Topology, workload: Workload, options: AttentionOptions) -> tuple[Schedule, ...]:
     """The pass of a schedule with keys spread over ranks.
