@@ -465,7 +465,8 @@ class Paths:
             return paths
         passed = [self.constraints_of(tuple(path[path >= 0].tolist())) for path in paths]
         most = max((len(constraints) for constraints in passed), default=1)
-        return np.array([[*indices, *(-1,) * (most - len(indices))] for indices in passed]).reshape(-1, most)
+        rows = [[*indices, *(-1,) * (most - len(indices))] for indices in passed]
+        return np.array(rows, dtype=np.int64).reshape(-1, most)
 
 
 def _by_rank(ranks: IntArray, links: IntArray, world_size: int) -> IntArray:

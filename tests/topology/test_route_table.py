@@ -49,6 +49,8 @@ def test_the_routes_of_many_hops_are_the_routes_of_each(topology: Topology, rand
         route = topology.route(*hop)
         assert constraints == [*route.constraints, *(-1,) * (len(constraints) - len(route.constraints))]
         assert latency_s == pytest.approx(float(route.latency_s), rel=1e-15)
+    none = np.zeros(0, dtype=np.int64)
+    assert topology.routes(none, none)[0].dtype == found.dtype
 
 
 @given(topologies)
