@@ -13,6 +13,10 @@ have changed, those of low levels first. So a constraint that no change reaches 
 one, in any order, comes to an end: the constraint of the lowest level has that level once it is balanced after all
 others, and keeps it; then the next one (Charny, Clark & Jain, Congestion control with explicit rate indication, ICC
 1995).
+
+Where `MANY` flows pass a constraint, each that begins or ends changes all others a little, and these all others at
+their other ends. So a constraint of many flows is left as it is while its group fills it but for `NEARLY`: rates are
+max-min fair on a network some of whose capacities differ by that much.
 """
 
 from __future__ import annotations
@@ -37,6 +41,9 @@ _LEVEL = -1.0
 
 CHANGED, MOVED = range(2)
 """The numbers of changed constraints and of moved flows, in `Sharing.sizes`."""
+
+MANY, NEARLY = 100, 1e-3
+"""From so many flows on a constraint may be filled up to this share of its capacity more or less."""
 
 _MAX_CHANGES = 16
 """After so many changes for each flow that passes a constraint, the rates that it counts are summed up afresh, lest
@@ -363,9 +370,18 @@ def _raise(sharing: Sharing, uses: Table, first: int, group: int, more: float, r
             constraint.rest += one.count * more
             constraint.fastest = max(constraint.fastest, rate)
             lowest = min(lowest, constraint.level)
-            if sharing.queue.operations[one.constraint].place < 0:
+            if sharing.queue.operations[one.constraint].place < 0 and not _is_nearly_filled(constraint):
                 _change(sharing, one.constraint, rate)
     return lowest
+
+
+def _is_nearly_filled(constraint: Any) -> bool:
+    """Whether a constraint of many flows may stay as it is, whose group has a level."""
+    if constraint.size < MANY or not constraint.members or constraint.joined:
+        return False
+    room, slack = constraint.capacity - constraint.rest, constraint.capacity * NEARLY
+    is_filled = room - slack <= constraint.weight * constraint.level <= room + slack
+    return bool(is_filled and constraint.fastest <= constraint.level * (1 + NEARLY))
 
 
 def _change(sharing: Sharing, number: int, rate: float) -> None:

@@ -6,12 +6,14 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from sim.array import max_min
 from sim.array.event_queue import EventQueue
 from sim.array.flows import LOGGED, Flows, begin, end, settle
 from sim.array.max_min import LIMITED, Sharing, accept, fill, join, leave, rate_of
@@ -99,6 +101,51 @@ def test_rates_are_those_of_progressive_filling(capacity: list[Fraction], rounds
         expected = filled_from_scratch(list(flows.values()), capacity) if flows else []
         assert rates_of(sharing, flows) == pytest.approx([float(each) for each in expected])
         _check_groups(sharing, flows, capacity)
+
+
+@given(st.lists(few_numbers, min_size=CONSTRAINTS, max_size=CONSTRAINTS), st.lists(changes, min_size=1, max_size=12))
+def test_rates_are_nearly_fair_where_many_share(capacity: list[Fraction], rounds: list[list[Change]]) -> None:
+    sharing, flows, nearly = sharing_of(capacity), dict[int, Demand](), 0.1
+    with patch.multiple(max_min, MANY=2, NEARLY=nearly):
+        for changed in rounds:
+            for slot, demand in dict(changed).items():
+                if flows.pop(slot, None) is not None:
+                    run(leave, sharing, slot)
+                if demand is not None:
+                    flows[slot] = demand
+                    run(join, sharing, slot, passes_of(demand), 0, len(demand.path), limit_of(demand))
+            run(fill, sharing)
+            run(accept, sharing)
+            rates = dict(zip(flows, rates_of(sharing, flows), strict=True))
+            load, fastest = [0.0] * CONSTRAINTS, [0.0] * CONSTRAINTS
+            for slot, demand in flows.items():
+                for each, count in demand.path.items():
+                    load[each] += count * rates[slot]
+                    fastest[each] = max(fastest[each], rates[slot])
+            full = [float(most) for most in capacity]
+            assert all(load[each] <= full[each] * (1 + nearly + 1e-9) for each in range(CONSTRAINTS))
+            for slot, demand in flows.items():
+                assert rates[slot] == limit_of(demand) or any(
+                    load[each] >= full[each] * (1 - nearly - 1e-9)
+                    and rates[slot] * (1 + nearly + 1e-9) >= fastest[each]
+                    for each in demand.path
+                )
+
+
+def test_a_constraint_of_many_flows_is_balanced_once_it_is_off_by_a_thousandth() -> None:
+    """101 flows share 101; one of them is held back elsewhere, where it has at first 0.9, then 0.88 and 1.76 / 3."""
+    sharing = Sharing.of(110, 2, np.full(2, 110), np.array([101.0, 1.8]))
+    for slot in range(max_min.MANY):
+        run(join, sharing, slot, passes_of(Demand({0: 1}, None)), 0, 1, math.inf)
+    run(join, sharing, 100, passes_of(Demand({0: 1, 1: 1}, None)), 0, 2, math.inf)
+    found = []
+    for slot, limit in ((101, math.inf), (102, 0.04), (103, math.inf)):
+        run(join, sharing, slot, passes_of(Demand({1: 1}, None)), 0, 1, limit)
+        run(fill, sharing)
+        run(accept, sharing)
+        found.append(rates_of(sharing, (0, 100)))
+    expected = [1.001, 0.9], [1.001, 0.88], [(101 - 1.76 / 3) / 100, 1.76 / 3]
+    assert found == [pytest.approx(each) for each in expected]
 
 
 def _check_groups(sharing: Sharing, flows: dict[int, Demand], capacity: Sequence[Fraction]) -> None:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
+from math import inf
+from unittest.mock import patch
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from sim.array import event_loop
+from sim.array import event_loop, max_min
+from sim.array.engine import time_s
 from sim.array.from_schedule import step_operations
 from sim.array.symmetry import classes_of
 from sim.bounds.collectives import all_gather_bound_s
@@ -165,3 +168,15 @@ def test_messages_and_calls_beyond_memory_are_refused(monkeypatch: pytest.Monkey
     monkeypatch.setattr("sim.event.engine.MAX_TRANSFERS", 27)
     with pytest.raises(ScheduleError, match=r"has 12 transfers and 16 kernel calls; this engine keeps .* at most 27"):
         simulate_events(schedule, Machine(mesh))
+
+
+@every_kind
+@some
+@given(data=st.data())
+def test_times_hardly_differ_where_constraints_of_many_are_nearly_filled(kind: str, data: st.DataObject) -> None:
+    schedule, machine = data.draw(simulations(CASES[kind]))
+    with patch.object(event_loop, "FEW", inf):
+        exact_s = time_s(schedule, machine)
+        with patch.object(max_min, "MANY", 2):
+            nearly_s = time_s(schedule, machine)
+    assert nearly_s == pytest.approx(exact_s, rel=max_min.NEARLY)
