@@ -111,11 +111,7 @@ class StepPlan:
     @property
     def layer(self) -> Workload:
         """The attention layer of a context group, or one period of a hybrid: that of the model, with heads over tp."""
-        tp, attention = self.layout.tp, self.model.attention
-        if tp == 1:
-            return self.model.layer(self.sequence, self.batch)
-        kv_heads = max(1, attention.passed_kv_heads // tp)
-        return self.model.layer(self.sequence, self.batch, heads=attention.heads // tp, kv_heads=kv_heads)
+        return _layer_of(self.model, self.sequence, self.batch, self.layout.tp)
 
     @property
     def element_wise(self) -> ElementWise:
@@ -124,8 +120,7 @@ class StepPlan:
 
     def layer_of(self, letter: str) -> Workload:
         """The attention layer of a letter of the model's pattern: L, S, or W, which is S with the window."""
-        layer = self.layer.of("L" if letter == "L" else "S") if self.layer.kind == "hybrid" else self.layer
-        return replace(layer, window=self.model.attention.window) if letter == "W" else layer
+        return _of_letter(self.layer, letter, self.model.attention.window)
 
     @property
     def windowed_layer(self) -> Workload:
@@ -142,6 +137,22 @@ def check_matrix_dtype(dtype: str) -> None:
     """Raise `WorkloadError` for a dtype in which matrix products are not predicted."""
     if dtype not in get_args(MatrixDtype):
         raise WorkloadError(f"matrix dtype: {dtype!r}, expected one of {', '.join(get_args(MatrixDtype))}")
+
+
+@lru_cache(maxsize=256)
+def _layer_of(model: Model, sequence: int, batch: int, tp: int) -> Workload:
+    """The attention layer of `StepPlan.layer`: thousands of layouts have few."""
+    if tp == 1:
+        return model.layer(sequence, batch)
+    attention = model.attention
+    kv_heads = max(1, attention.passed_kv_heads // tp)
+    return model.layer(sequence, batch, heads=attention.heads // tp, kv_heads=kv_heads)
+
+
+@lru_cache(maxsize=256)
+def _of_letter(layer: Workload, letter: str, window: int | None) -> Workload:
+    layer = layer.of("L" if letter == "L" else "S") if layer.kind == "hybrid" else layer
+    return replace(layer, window=window) if letter == "W" else layer
 
 
 @lru_cache(maxsize=256)
