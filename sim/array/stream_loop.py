@@ -20,6 +20,7 @@ from sim.array.flows import Flows, begin, end, end_due, settle
 from sim.array.max_min import SAME
 from tasp_lab.core.arrays import BoolArray, FloatArray, Int32Array, IntArray, Table
 from tasp_lab.core.compiled import table
+from tasp_lab.schedule.calls import ranges
 
 DONE, UNSUPPORTED, FULL, LATE = range(4)
 """How a step ends: well; the schedule has something that this module does not derive; there is no room for it; or a
@@ -162,22 +163,24 @@ class Window(NamedTuple):
     def with_room(self) -> Window:
         """A window with these operations and room for twice as many, and for edges and changes."""
         rows, ranks = 2 * len(self.operations), len(self.ranks)
-        number = np.arange(self.sizes[OLDEST], self.sizes[COUNT])
-        before, now = number & self.mask, number & rows - 1
         longer = _lined_up(rows, self.operations.dtype), _zeros(rows, self.starts), _zeros(rows, self.events.operations)
-        for new, old in zip(longer, (self.operations, self.starts, self.events.operations), strict=True):
-            new[now] = old[before]
+        row = np.zeros(self.mask + 1, dtype=np.int32)  # queues and flows name operations by their rows
+        oldest, count = int(self.sizes[OLDEST]), int(self.sizes[COUNT])
+        while oldest < count:  # at most twice: rows are in order up to the last one of the table
+            size = min(count - oldest, self.mask + 1 - (oldest & self.mask))
+            before, now = (slice(at, at + size) for at in (oldest & self.mask, oldest & rows - 1))
+            for new, old in zip(longer, (self.operations, self.starts, self.events.operations), strict=True):
+                new[now] = old[before]
+            row[before] = np.arange(now.start, now.stop)
+            oldest += size
         operations, starts, flowing = longer
-        # Queues and flows name operations by their rows.
-        row = np.zeros(self.mask + 1, dtype=np.int32)
-        row[before] = now
         heap, queued = np.zeros(rows, dtype=np.int32), self.events.size[0]
         heap[:queued] = row[self.events.heap[:queued]]
         self.flows.progress["number"] = row[self.flows.progress["number"]]
         edges = _zeros(2 * len(self.edges), self.edges)
         edges[: len(self.edges)] = self.edges
         changes, changes_mask = _zeros(2 * len(self.changes), self.changes), 2 * self.changes_mask + 1
-        rank, change = np.arange(ranks)[:, None], self.ranks["begin"][:, None] + np.arange(self.changes_mask + 1)
+        rank, change = ranges(self.ranks["begin"], self.ranks["end"])
         of_ranks = self.changes.reshape(ranks, -1)[rank, change & self.changes_mask]
         changes.reshape(ranks, -1)[rank, change & changes_mask] = of_ranks
         return self._replace(
