@@ -96,8 +96,7 @@ class _Words:
 
     def add(self, numbers: IntArray) -> None:
         """Add a batch of numbers, 0 or more; of one that comes several times, one word for each time."""
-        if (numbers[1:] < numbers[:-1]).any():
-            numbers = np.sort(numbers)
+        numbers = np.sort(numbers)
         again = np.flatnonzero(numbers[1:] == numbers[:-1]) + 1
         if len(again):
             self._words.append((numbers[again] >> _WORD_BITS, bit_of(numbers[again])))
