@@ -37,12 +37,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         try:
             _prepare_streams()
             if is_process:
-                # Tables, schedules and answers live until the command ends: to look through them again and again
-                # takes a twentieth of `compare`.
-                gc.set_threshold(100_000)
+                # Modules, tables, schedules and answers live until the command ends: to look through them again and
+                # again takes a twentieth of `compare`, and once, of the modules alone, of a short `predict`.
+                gc.set_threshold(1_000_000)
             _run(given)
             if is_process:
                 interrupts.ignore_from_now_on()
+                gc.freeze()  # the system takes the memory back: to look for garbage in it takes as long as to import
         except KeyboardInterrupt:
             _leave(130, "interrupted")
         except Exception:
