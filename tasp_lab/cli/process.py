@@ -75,11 +75,12 @@ def _run(arguments: Sequence[str]) -> None:
     from cyclopts import CycloptsError
     from cyclopts.exceptions import UnusedCliTokensError
 
-    from tasp_lab.cli.app import app
+    from tasp_lab.cli.app import app_of
     from tasp_lab.core.errors import TaspLabError
 
     document: dict[str, object] = {}
     try:
+        app = app_of(*arguments[:1])
         code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
         if code:  # the verdict of a command, such as check
