@@ -219,6 +219,8 @@ class AttentionTask(LayerBlocks):
         """The bands of runs of places: `queries` places from `query` on, `keys` from `key` on. Not clipped."""
         ahead = (query - key).astype(np.int64)
         low, high = self.visible.band(ahead, queries, keys, self.layout.stride)
+        if low.shape == high.shape == ahead.shape:
+            return low, high
         return np.broadcast_to(low, ahead.shape), np.broadcast_to(high, ahead.shape)
 
     def effects(self, calls: Calls) -> Effects:
