@@ -331,5 +331,5 @@ def _cover(full: BoolArray, row_bytes: IntArray, column_bytes: IntArray) -> int:
     full, row_bytes, neighbours = full[order], row_bytes[order], neighbours[order]
     if (full[:-1] > full[1:]).any():
         return int(np.minimum(neighbours, row_bytes).max())
-    beyond = np.append(np.cumsum(row_bytes[::-1])[::-1], 0)
-    return int((np.insert(neighbours, 0, 0) + beyond).min())
+    beyond = row_bytes.sum() - row_bytes.cumsum()
+    return min(int(row_bytes.sum()), int((neighbours + beyond).min()))

@@ -217,6 +217,8 @@ def numbered(*columns: Values) -> tuple[IntArray, IntArray]:
     """
     firsts, number = _numbered(columns[0])
     for column in columns[1:]:
+        if (column[1:] == column[:-1]).all():
+            continue  # as of most columns of calls
         others, other = _numbered(column)
         firsts, number = _numbered(number * len(others) + other)
     return firsts, number

@@ -86,8 +86,8 @@ class BlockLists:
 
     def select(self, chosen: IntArray) -> BlockLists:
         """The lists with these numbers, in this order."""
-        _, position = ranges(self.offset[chosen], self.offset[chosen + 1])
-        return BlockLists.of_sizes(self.sizes[chosen], self.block[position])
+        first, end = self.offset[chosen], self.offset[chosen + 1]
+        return BlockLists.of_sizes(end - first, self.block[ranges(first, end)[1]])
 
 
 def _listed(numbers: Sequence[int] | IntArray) -> IntArray:
@@ -102,8 +102,8 @@ def ranges(first: IntArray, end: IntArray) -> tuple[IntArray, IntArray]:
     (array([0, 0, 1]), array([3, 4, 7]))
     """
     sizes = end - first
-    which = np.repeat(np.arange(len(first)), sizes)
-    return which, np.arange(len(which)) - np.repeat(np.cumsum(sizes) - sizes - first, sizes)
+    which = np.arange(len(first)).repeat(sizes)
+    return which, np.arange(len(which)) + (end - sizes.cumsum())[which]
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)

@@ -6,7 +6,7 @@ Each circulating block is at its owner at hop 0, at the next rank of its ring at
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -85,28 +85,23 @@ def cut_spans(
     else:
         gradients = [(KEY_GRADIENTS, key_pieces), (QUERY_GRADIENTS, query_pieces)]
         tensors += gradients if first_gradients == "keys" else gradients[::-1]
-    rows = [(tensor, rank, span.start, span.count) for tensor, blocks in tensors for rank, span, *_ in blocks]
-    tensor, owner, start, count = np.array(rows, dtype=np.int64).reshape(-1, 4).T
+    tensor = np.repeat([each for each, _ in tensors], [pieces.shape[1] for _, pieces in tensors])
+    owner, start, count, _, _ = np.concatenate([pieces for _, pieces in tensors], axis=1)
     task = AttentionTask(workload, layout, tensor, owner, start, count, gradient_dtype=gradient_dtype)
-    of_pieces = (np.array([each[2:] for each in side], dtype=np.int64) for side in (key_pieces, query_pieces))
-    return Cut(task, *(Places(*each.reshape(-1, 2).T) for each in of_pieces))
+    return Cut(task, Places(*key_pieces[3:]), Places(*query_pieces[3:]))
 
 
-def _cut(spans: Sequence[Sequence[Span]], shares: Sequence[Sequence[Fraction]]) -> list[tuple[int, Span, int, int]]:
-    """The parts of all spans: rank, part of its shard, ring of the part, and number of the span that it is cut from."""
-    all_spans = [(rank, span) for rank, each in enumerate(spans) for span in each]
-    return [
-        (rank, *part, number) for number, (rank, span) in enumerate(all_spans) for part in _parts(span, shares[rank])
-    ]
-
-
-def _parts(span: Span, shares: Sequence[Fraction]) -> Iterator[tuple[Span, int]]:
-    """The nonempty parts of a span, one per ring, each with its ring."""
-    first = 0
-    for ring, count in enumerate(_counts(span.count, tuple(shares))):
-        if count:
-            yield span.part(first, count), ring
-            first += count
+def _cut(spans: Sequence[Sequence[Span]], shares: Sequence[Sequence[Fraction]]) -> IntArray:
+    """The nonempty parts of all spans, one per ring, an int array (5, parts): the rank, the start and the count of each
+    part, its ring, and the number of the span that it is cut from."""
+    rows = list[tuple[int, ...]]()
+    for number, (rank, span) in enumerate((rank, span) for rank, each in enumerate(spans) for span in each):
+        start = span.start
+        for ring, count in enumerate(_counts(span.count, tuple(shares[rank]))):
+            if count:
+                rows.append((rank, start, count, ring, number))
+                start += count * span.stride
+    return np.array(rows, dtype=np.int64).reshape(-1, 5).T
 
 
 _counts = lru_cache(split_count)
