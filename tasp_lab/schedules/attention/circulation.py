@@ -183,6 +183,7 @@ class Circulation(Hops):
         super().__init__(rings, ring_of, task.owner[self.blocks])
         self.task, self.side, self.gradients = task, side, task.output_of[self.blocks]
         self._spans = self._stationary_spans(span_of)
+        self._are_single = bool((self._spans.sizes == 1).all())
         self._span_first, self._span_count = self._spans.first, _positions(task, self._spans)
         self._lists = self._stationary_lists()
         self._coverage = np.stack([self._coverage_at(rank) for rank in range(self.world_size)])
@@ -206,6 +207,8 @@ class Circulation(Hops):
 
     def _stationary_blocks(self, lists: BlockLists) -> BlockLists:
         """The blocks of lists of stationary spans."""
+        if self._are_single:
+            return BlockLists(lists.offset, self._spans.block[lists.block])
         sizes = np.bincount(lists.owner, weights=self._spans.sizes[lists.block], minlength=len(lists)).astype(np.int64)
         return BlockLists.of_sizes(sizes, self._spans.select(lists.block).block)
 
@@ -245,15 +248,19 @@ class Circulation(Hops):
 
         Blocks with the same mask coverage are contiguous, so one kernel call covers them.
         """
-        return stable_order(*before, ranks * 3**_MAX_SPANS + self._coverage[ranks, blocks], blocks)
+        return stable_order(*before, self._alike(blocks, ranks), blocks)
+
+    def _alike(self, blocks: IntArray, ranks: IntArray) -> IntArray:
+        """A number for the rank and the mask coverage there."""
+        return ranks * 3**_MAX_SPANS + self._coverage[ranks, blocks]
 
     def calls_with(self, blocks: IntArray, ranks: IntArray) -> tuple[Calls, ...]:
         """The calls on blocks at other ranks, two int arrays: each pair is a block and a rank."""
-        order = self.order(blocks, ranks)
-        blocks, ranks = blocks[order], ranks[order]
+        alike = self._alike(blocks, ranks)
+        order = stable_order(alike, blocks)
+        blocks, ranks, alike = blocks[order], ranks[order], alike[order]
         coverage = self._coverage[ranks, blocks]
-        starts = np.flatnonzero(np.concatenate([[True], (np.diff(ranks) != 0) | (np.diff(coverage) != 0)]))
-        starts = starts[: len(blocks)]
+        starts = np.flatnonzero(np.concatenate([[True], alike[1:] != alike[:-1]]))[: len(blocks)]
         moving = BlockLists.of_sizes(np.diff(np.append(starts, len(blocks))), self.blocks[blocks])
         return self._coverage_calls(ranks[starts], coverage[starts], moving)
 
@@ -268,6 +275,11 @@ class Circulation(Hops):
         full, partial = digit == _FULL, np.flatnonzero(digit == _PARTIAL)
         sizes = np.bincount(run[full], minlength=len(rank))
         runs = np.flatnonzero(sizes)
+        if not len(partial):  # as most often around rings
+            fixed = self._stationary_blocks(BlockLists.of_sizes(sizes[runs], span[full]))
+            queries, keys = self._sides(moving.select(runs), fixed)
+            low, high = 1 - _positions(self.task, keys), _positions(self.task, queries) - 1
+            return _calls(self.task, rank[runs], queries, keys, low, high)
         entry, tile = ranges(moving.offset[run[partial]], moving.offset[run[partial] + 1])
         fixed = BlockLists.of_sizes(
             np.concatenate([sizes[runs], np.ones(len(tile), dtype=np.int64)]),

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -153,11 +154,11 @@ class _Timetable:
     def __init__(self, step: IntArray, planned: BoolArray, of_row: BlockLists, active: BoolArray) -> None:
         row, place = np.nonzero(planned)
         order = np.argsort(step[row, place], kind="stable")
-        self.row, self.place, self._step = row[order], place[order], step[row, place][order]
-        self.steps = np.unique(self._step)
+        self.row, self.place = row[order], place[order]
+        self.steps, begin = np.unique(step[row, place][order], return_index=True)
         lock(self)
         self._of_row, self._active = of_row, active  # a table that its owner may fill later
-        self._known = frozenset(self.steps.tolist())
+        self._known = dict(zip(self.steps.tolist(), pairwise([*begin.tolist(), len(order)]), strict=True))
 
     def __contains__(self, step: int) -> bool:
         """Whether something may happen at a step: arrays of nothing take as long to make as those of a few blocks."""
@@ -165,7 +166,7 @@ class _Timetable:
 
     def at(self, step: int) -> tuple[IntArray, IntArray, IntArray]:
         """The rows, places and blocks of a step, int arrays (entries,); of one row and place these are numbers."""
-        first, end = np.searchsorted(self._step, [step, step + 1])
+        first, end = self._known.get(step, (0, 0))
         row, place = self.row[first:end], self.place[first:end]
         if len(row) == 1 and len(self._of_row) == 1:  # all blocks alike, as around rings: numbers instead of arrays
             return row[0], place[0], np.flatnonzero(self._active[place[0]])
