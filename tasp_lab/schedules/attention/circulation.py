@@ -34,6 +34,9 @@ _FULL, _PARTIAL = 1, 2
 _MAX_SPANS = 5
 """Five digits to base 3 fit into a byte."""
 
+_TILES_AT_ONCE = 2**16
+"""Blocks times ranks whose mask coverage is found together."""
+
 
 def cut_blocks(
     workload: Workload,
@@ -186,7 +189,9 @@ class Circulation(Hops):
         self._are_single = bool((self._spans.sizes == 1).all())
         self._span_first, self._span_count = self._spans.first, _positions(task, self._spans)
         self._lists = self._stationary_lists()
-        self._coverage = np.stack([self._coverage_at(rank) for rank in range(self.world_size)])
+        at_once = 1 + _TILES_AT_ONCE // max(len(self.blocks), 1)
+        first_ranks = range(0, self.world_size, at_once)
+        self._coverage = np.concatenate([self._coverage_at(each, each + at_once) for each in first_ranks])
         if travels is not None:
             self._coverage *= travels[task.owner[self.blocks]].T
         everywhere = np.arange(len(self.blocks))
@@ -212,16 +217,19 @@ class Circulation(Hops):
         sizes = np.bincount(lists.owner, weights=self._spans.sizes[lists.block], minlength=len(lists)).astype(np.int64)
         return BlockLists.of_sizes(sizes, self._spans.select(lists.block).block)
 
-    def _coverage_at(self, rank: int) -> npt.NDArray[np.uint8]:
-        """The mask coverage of each circulating block at a rank: one base-3 digit per stationary span."""
-        spans = self._lists[rank]
+    def _coverage_at(self, first: int, end: int) -> npt.NDArray[np.uint8]:
+        """The mask coverage of each circulating block at ranks, (ranks, blocks): a base-3 digit per stationary span."""
+        of_rank = self._lists.offset[first : end + 1] - self._lists.offset[first]
+        spans = self._lists.block[self._lists.offset[first] :][: of_rank[-1]]
+        place = np.arange(len(spans)) - np.repeat(of_rank[:-1], np.diff(of_rank))
         low, high = self._bands(self.blocks[:, None], spans)
         queries, keys = self._sides(self.task.count[self.blocks][:, None], self._span_count[spans])
         full = (low == 1 - keys) & (high == queries - 1)
         seen = self._seen_by_document(spans) if self.task.is_packed else low <= high
         coverage = np.where(seen, np.where(full, _FULL, _PARTIAL), 0)
-        digits: npt.NDArray[np.uint8] = (coverage * 3 ** np.arange(len(spans))).sum(axis=1).astype(np.uint8)
-        return digits
+        sums = np.zeros((len(spans) + 1, len(coverage)), dtype=np.int64)
+        np.cumsum((coverage * 3**place).T, axis=0, out=sums[1:])
+        return np.diff(sums[of_rank], axis=0).astype(np.uint8)
 
     def _seen_by_document(self, spans: IntArray) -> BoolArray:
         """Whether circulating blocks have a document in common with a visible block of spans, (blocks, spans)."""

@@ -351,7 +351,7 @@ class AttentionTask(LayerBlocks):
             pairs = np.diff(before[np.cumsum([0, *map(len, packings)])])
         return pairs * heads * self.flops_per_pair_and_head
 
-    @property
+    @cached_property
     def is_packed(self) -> bool:
         """Whether there are several documents, or ranges."""
         return self.workload.ranges is not None or len(self.workload.document_starts) > 1
