@@ -36,7 +36,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, IntArray, first_true, whole_numbers
+from tasp_lab.core.arrays import BoolArray, IntArray, distinct, first_true, whole_numbers
 from tasp_lab.core.errors import ScheduleError, TooManyBlocksError
 from tasp_lab.schedule.calls import TILES_AT_ONCE, Calls, Effects
 from tasp_lab.schedule.copies import WORD, Copies, WordArray, bit_of, first_parts
@@ -218,7 +218,7 @@ class _Replay:
         _check_initial_part(schedule)
         self._copies = Copies(schedule)
         self._is_sum = schedule.blocks.are_sums
-        buffers = np.unique(schedule.blocks.buffers).tolist()
+        buffers = distinct(schedule.blocks.buffers).tolist()
         self._in_buffers: dict[int, deque[tuple[IntArray, IntArray]]] = {count: deque() for count in buffers if count}
         self._used = np.zeros(0, dtype=bool)
 

@@ -15,7 +15,7 @@ from typing import Self
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, IntArray, first_true, freeze, numbered
+from tasp_lab.core.arrays import BoolArray, IntArray, distinct, first_true, freeze, numbered
 from tasp_lab.core.choices import WHAT_IF_DTYPE
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.blocks import Field
@@ -267,7 +267,7 @@ class LayerBlocks:
     def group(self) -> IntArray:
         """The group of each block: equal for keys of the same KV heads and what uses some of these."""
         first = self._kv_heads[0]
-        groups: IntArray = np.searchsorted(np.unique(first[self.blocks_of(KEYS)]), first, side="right") - 1
+        groups: IntArray = np.searchsorted(distinct(first[self.blocks_of(KEYS)]), first, side="right") - 1
         return groups
 
     @cached_property

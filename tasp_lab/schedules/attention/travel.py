@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, IntArray, lock, stable_order
+from tasp_lab.core.arrays import BoolArray, IntArray, distinct, lock, stable_order
 from tasp_lab.schedule.blocks import Pool
 from tasp_lab.schedule.calls import BlockLists, Calls, ranges
 from tasp_lab.schedule.composition.sequence import joined
@@ -214,10 +214,10 @@ class Travel:
         self._visited: BoolArray = (route.via >= 0) & (hops > 0)
         self._sent: BoolArray = self._visited & (route.via != hops)
         # Sums that go straight home while others go on, from some hops: those after which some are complete.
-        ends, known = np.flatnonzero(route.gifts.last[0] < circulation.world_size), np.unique(self.complete)
+        ends, known = np.flatnonzero(route.gifts.last[0] < circulation.world_size), distinct(self.complete)
         first, last = np.searchsorted(known, [route.gifts.first[0, ends], route.gifts.last[0, ends] + 1])
-        self._home_from = np.unique(route.gifts.source[0, ends[first < last]])
-        self._outer_lanes = np.unique(lanes.outer) if isinstance(lanes, RingLanes) else hops[:0]
+        self._home_from = distinct(route.gifts.source[0, ends[first < last]])
+        self._outer_lanes = distinct(lanes.outer) if isinstance(lanes, RingLanes) else hops[:0]
         for column in (route.via, route.arrival, *route.gifts):
             column.flags.writeable = False
         lock(self)
