@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
+from typing import Any
 
 from cyclopts import App
 
@@ -44,7 +45,8 @@ def app_of(command: str = "") -> App:
     for name in [command] if command in COMMANDS else COMMANDS:
         module, place = COMMANDS[name]
         function = getattr(import_module(module), name.replace("-", "_"))
-        app.command(function, **{} if place is None else {"sort_key": place})
+        settings: dict[str, Any] = {} if place is None else {"sort_key": place}
+        app.command(function, **settings)
     if command not in COMMANDS:
         app.register_install_completion_command(
             help="Install completion for bash, zsh or fish; see --install-completion --help.", group="Options"

@@ -241,7 +241,8 @@ def _outside(name: str) -> ScheduleSpec | None:
     if parts_of(name)[0] != name:
         return None  # usp:2x4 is registered as its family usp
     if not (file := file_of(name)):
-        found = SCHEDULES.get(name) if name and load_entry_point(name) else None
+        is_name = re.fullmatch(r"(?!\d+x\d+$)[\w-]+", name)  # neither a split nor a hybrid
+        found = SCHEDULES.get(name) if is_name and load_entry_point(name) else None
         return found if isinstance(found, ScheduleSpec) else None
     if (end := Path(file).suffix) in READERS:
         spec: ScheduleSpec = from_above(f"schedule of {end}")(file)

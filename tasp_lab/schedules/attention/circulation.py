@@ -229,7 +229,8 @@ class Circulation(Hops):
         coverage = np.where(seen, np.where(full, _FULL, _PARTIAL), 0)
         sums = np.zeros((len(spans) + 1, len(coverage)), dtype=np.int64)
         np.cumsum((coverage * 3**place).T, axis=0, out=sums[1:])
-        return np.diff(sums[of_rank], axis=0).astype(np.uint8)
+        digits: npt.NDArray[np.uint8] = np.diff(sums[of_rank], axis=0).astype(np.uint8)
+        return digits
 
     def _seen_by_document(self, spans: IntArray) -> BoolArray:
         """Whether circulating blocks have a document in common with a visible block of spans, (blocks, spans)."""
@@ -260,7 +261,8 @@ class Circulation(Hops):
 
     def _alike(self, blocks: IntArray, ranks: IntArray) -> IntArray:
         """A number for the rank and the mask coverage there."""
-        return ranks * 3**_MAX_SPANS + self._coverage[ranks, blocks]
+        number: IntArray = ranks * 3**_MAX_SPANS + self._coverage[ranks, blocks]
+        return number
 
     def calls_with(self, blocks: IntArray, ranks: IntArray) -> tuple[Calls, ...]:
         """The calls on blocks at other ranks, two int arrays: each pair is a block and a rank."""
