@@ -19,7 +19,7 @@ from cyclopts import App
 from cyclopts.argument import Argument
 
 from runtime.kernels.libraries import KernelCall, Overlap, RankZero
-from tasp_lab.cli.app import app
+from tasp_lab.cli.app import app_of
 from tasp_lab.cli.options import schedules_help
 from tasp_lab.cli.process import main
 from tasp_lab.core.units import format_size, format_time
@@ -152,8 +152,9 @@ def columns_of_measurements() -> str:
     return table(("table", "columns"), *((f"`{name}.csv`", text) for name, text in COLUMNS.items()))
 
 
-def all_commands(parent: App = app, path: str = "") -> Iterator[tuple[str, App]]:
+def all_commands(parent: App | None = None, path: str = "") -> Iterator[tuple[str, App]]:
     """Every command with its full name, in the order of the help."""
+    parent = parent or app_of()
     for name in parent:
         if not name.startswith("-"):
             command = parent[name]

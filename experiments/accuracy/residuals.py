@@ -4,7 +4,7 @@
 alone, and every table of layers. Kernels are those of tables predicted from other tables
 (``experiments/results/kernel_accuracy.json``), and of tables that gave no constants; steps are those of
 ``experiments/results/whole_steps.json``. It writes
-``tasp_lab/prediction/residuals.toml``: a group per regime and measured machine. ``--only PART`` keeps those of others.
+``tasp_lab/prediction/residuals.json``: a group per regime and measured machine. ``--only PART`` keeps those of others.
 `tasp-lab accuracy` then checks the intervals, those of a table without its own source or provider.
 """
 
@@ -33,18 +33,18 @@ from tasp_lab.measure.accuracy.layer import LayerEvaluator
 from tasp_lab.measure.accuracy.report import own_tables
 from tasp_lab.measure.inputs import left_out_with
 from tasp_lab.measure.readers import KernelTable, LayerTable, find_all_tables, find_tables
-from tasp_lab.prediction.residuals import KERNELS, STEPS, Group, Regime, ResidualFile, WorkKind, groups
+from tasp_lab.prediction.residuals import KERNELS, STEPS, Group, Regime, WorkKind, groups
 
-FILE = Path(next(iter(tasp_lab.prediction.__path__))) / "residuals.toml"
+FILE = Path(next(iter(tasp_lab.prediction.__path__))) / "residuals.json"
 RESULTS = Path(__file__).parents[1] / "results"
 KERNEL_ACCURACY, WHOLE_STEPS = RESULTS / "kernel_accuracy.json", RESULTS / "whole_steps.json"
 
 HALF = "every second row"
 """What `experiments.tables.kernel_accuracy` calls a fit to the other half of the same table."""
 
-HEAD = (
-    "# Residuals of the account by regime and measured machine: log(measured / predicted). Made by\n"
-    "# python -m experiments.accuracy.residuals\n\n"
+ABOUT = (
+    "Residuals of the account by regime and measured machine: log(measured / predicted). Made by "
+    "python -m experiments.accuracy.residuals"
 )
 
 
@@ -77,8 +77,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = parser.parse_args(arguments).only or list(PARTS)
     made = groups_of([row for name in chosen for row in PARTS[name][0]()])
     kept = [each for each in groups() if each.regime.work not in {work for name in chosen for work in PARTS[name][1]}]
-    write_whole(FILE, HEAD.encode() + msgspec.toml.encode(ResidualFile((*kept, *made))))
+    write_whole(FILE, file_of((*kept, *made)))
     print(f"{FILE.name}: {sum(each.rows for each in made)} new rows in {len(made)} groups, {len(kept)} groups kept")
+
+
+def file_of(groups: Sequence[Group]) -> bytes:
+    """The data file, a group on each line."""
+    about, lines = json.dumps(ABOUT).encode(), b",\n".join(map(msgspec.json.encode, groups))
+    return b'{"about":' + about + b',"groups":[\n' + lines + b"\n]}\n"
 
 
 def groups_of(rows: list[Row]) -> tuple[Group, ...]:

@@ -42,7 +42,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, IntArray
+from tasp_lab.core.arrays import BoolArray, IntArray, distinct
 from tasp_lab.core.units import Number
 from tasp_lab.machines.machine import ComputeRate, Machine, fastest
 from tasp_lab.schedule.schedule import OncePerSchedule, Schedule
@@ -308,7 +308,7 @@ class Runs:
 def _alike(group: IntArray, content: IntArray) -> tuple[IntArray, IntArray, IntArray]:
     """The columns of one of all groups with the same content, the number of each, and how many groups it stands for."""
     members: dict[bytes, list[IntArray]] = {}
-    for each in np.unique(group).tolist():
+    for each in distinct(group).tolist():
         columns = np.flatnonzero(group == each)
         members.setdefault(content[:, columns].tobytes(), []).append(columns)
     sizes = [len(found[0]) for found in members.values()]
@@ -331,5 +331,5 @@ def _cover(full: BoolArray, row_bytes: IntArray, column_bytes: IntArray) -> int:
     full, row_bytes, neighbours = full[order], row_bytes[order], neighbours[order]
     if (full[:-1] > full[1:]).any():
         return int(np.minimum(neighbours, row_bytes).max())
-    beyond = np.append(np.cumsum(row_bytes[::-1])[::-1], 0)
-    return int((np.insert(neighbours, 0, 0) + beyond).min())
+    beyond = row_bytes.sum() - row_bytes.cumsum()
+    return min(int(row_bytes.sum()), int((neighbours + beyond).min()))

@@ -18,7 +18,7 @@ import numpy as np
 
 from sim.host import busy_s
 from sim.messages import call_facts
-from tasp_lab.core.arrays import FloatArray, IntArray
+from tasp_lab.core.arrays import FloatArray, IntArray, distinct
 from tasp_lab.machines.libraries.library import Message
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.schedule import Schedule
@@ -47,7 +47,7 @@ def least_of_messages_s(schedule: Schedule, machine: Machine) -> float:
         return 0.0
     library, topology = machine.comm_library.bind(call_facts(schedule)), machine.topology
     place, wire_bytes, sending_s = library.places(source, destination), np.zeros(len(lane)), np.zeros(len(lane))
-    for number in np.unique(place[size_bytes > 0]).tolist():
+    for number in distinct(place[size_bytes > 0]).tolist():
         there = place == number
         longest = int(most_bytes[there].max())
         messages = [library.message(number, longest, peers, first=False) for peers in (1, 2)]

@@ -2,42 +2,53 @@
 
 from __future__ import annotations
 
+from functools import cache
+from importlib import import_module
+from typing import Any
+
 from cyclopts import App
 
 from tasp_lab import __version__
-from tasp_lab.cli.commands.check import check
-from tasp_lab.cli.commands.export import export
-from tasp_lab.cli.commands.fabric import doctor, gpu_check, validate
-from tasp_lab.cli.commands.machines import decompose, profile, topologies
-from tasp_lab.cli.commands.measure import accuracy, calibrate
-from tasp_lab.cli.commands.plan import plan
-from tasp_lab.cli.commands.predict import compare, predict, search, step
-from tasp_lab.cli.commands.study import study
 
-app = App(
-    name="tasp-lab",
-    help="Predict, run and compare sequence-parallel schedules: ring and multi-ring collectives and attention.",
-    version=__version__,
-    version_flags=["--version"],
-    suppress_keyboard_interrupt=False,  # `process.main` reports it
-)
-app["--help"].group = app["--version"].group = "Options"
-app.command(topologies)
-app.command(decompose, sort_key=2)
-app.command(predict, sort_key=3)
-app.command(validate, sort_key=4)
-app.command(compare, sort_key=5)
-app.command(search, sort_key=5)
-app.command(step, sort_key=5)
-app.command(plan, sort_key=5)
-app.command(export, sort_key=5)
-app.command(study)
-app.command(check, sort_key=6)
-app.command(accuracy, sort_key=6)
-app.command(calibrate, sort_key=7)
-app.command(profile)
-app.command(doctor, sort_key=9)
-app.command(gpu_check, sort_key=10)
-app.register_install_completion_command(
-    help="Install completion for bash, zsh or fish; see --install-completion --help.", group="Options"
-)
+COMMANDS: dict[str, tuple[str, int | None]] = {
+    "topologies": ("tasp_lab.cli.commands.machines", None),
+    "decompose": ("tasp_lab.cli.commands.machines", 2),
+    "predict": ("tasp_lab.cli.commands.predict", 3),
+    "validate": ("tasp_lab.cli.commands.fabric", 4),
+    "compare": ("tasp_lab.cli.commands.predict", 5),
+    "search": ("tasp_lab.cli.commands.predict", 5),
+    "step": ("tasp_lab.cli.commands.predict", 5),
+    "plan": ("tasp_lab.cli.commands.plan", 5),
+    "export": ("tasp_lab.cli.commands.export", 5),
+    "study": ("tasp_lab.cli.commands.study", None),
+    "check": ("tasp_lab.cli.commands.check", 6),
+    "accuracy": ("tasp_lab.cli.commands.measure", 6),
+    "calibrate": ("tasp_lab.cli.commands.measure", 7),
+    "profile": ("tasp_lab.cli.commands.machines", None),
+    "doctor": ("tasp_lab.cli.commands.fabric", 9),
+    "gpu-check": ("tasp_lab.cli.commands.fabric", 10),
+}
+"""The module of each command and its place in the help; applications of several commands have one of their own."""
+
+
+@cache
+def app_of(command: str = "") -> App:
+    """The application, without the other commands if one is named: to import and read all takes 30 ms."""
+    app = App(
+        name="tasp-lab",
+        help="Predict, run and compare sequence-parallel schedules: ring and multi-ring collectives and attention.",
+        version=__version__,
+        version_flags=["--version"],
+        suppress_keyboard_interrupt=False,  # `process.main` reports it
+    )
+    app["--help"].group = app["--version"].group = "Options"
+    for name in [command] if command in COMMANDS else COMMANDS:
+        module, place = COMMANDS[name]
+        function = getattr(import_module(module), name.replace("-", "_"))
+        settings: dict[str, Any] = {} if place is None else {"sort_key": place}
+        app.command(function, **settings)
+    if command not in COMMANDS:
+        app.register_install_completion_command(
+            help="Install completion for bash, zsh or fish; see --install-completion --help.", group="Options"
+        )
+    return app

@@ -37,12 +37,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         try:
             _prepare_streams()
             if is_process:
-                # Tables, schedules and answers live until the command ends: to look through them again and again
-                # takes a twentieth of `compare`.
-                gc.set_threshold(100_000)
+                # Modules, tables, schedules and answers live until the command ends: to look through them again and
+                # again takes a twentieth of `compare`, and once, of the modules alone, of a short `predict`.
+                gc.set_threshold(1_000_000)
             _run(given)
             if is_process:
                 interrupts.ignore_from_now_on()
+                gc.freeze()  # the system takes the memory back: to look for garbage in it takes as long as to import
         except KeyboardInterrupt:
             _leave(130, "interrupted")
         except Exception:
@@ -74,11 +75,12 @@ def _run(arguments: Sequence[str]) -> None:
     from cyclopts import CycloptsError
     from cyclopts.exceptions import UnusedCliTokensError
 
-    from tasp_lab.cli.app import app
+    from tasp_lab.cli.app import app_of
     from tasp_lab.core.errors import TaspLabError
 
     document: dict[str, object] = {}
     try:
+        app = app_of(*arguments[:1])
         code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
         if code:  # the verdict of a command, such as check

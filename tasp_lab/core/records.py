@@ -66,8 +66,13 @@ def data_names(package: str, folder: str) -> list[str]:
     >>> "llama-3-8b" in data_names("tasp_lab.workload.models", "data")
     True
     """
+    return list(_names_in(package, folder))
+
+
+@cache
+def _names_in(package: str, folder: str) -> tuple[str, ...]:
     entries = (resources.files(package) / folder).iterdir()
-    return sorted(entry.name.removesuffix(".toml") for entry in entries if entry.name.endswith(".toml"))
+    return tuple(sorted(entry.name.removesuffix(".toml") for entry in entries if entry.name.endswith(".toml")))
 
 
 def load_named(

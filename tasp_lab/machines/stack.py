@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
+from functools import cache
 from string import Formatter
 from typing import Any
 
@@ -328,6 +329,14 @@ def _read(name: str, content: bytes) -> Stack:
     return found
 
 
+@cache
+def _known_to_rules() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The accelerators and architectures that rules may name, and the kernels."""
+    gpus = gpu_names()
+    kernels = {kernel for gpu in gpus for kernel in kernel_names(gpu)}
+    return (*gpus, *dict.fromkeys(map(architecture, gpus))), tuple(sorted(kernels))
+
+
 def _check(found: Stack) -> None:
     """Raise a `TaspLabError` for names that nothing has, and for quantities that are none."""
 
@@ -335,9 +344,7 @@ def _check(found: Stack) -> None:
         if name not in names:
             raise ProfileError(unknown(what, name, list(names)))
 
-    gpus = gpu_names()
-    places = [*gpus, *dict.fromkeys(map(architecture, gpus))]
-    kernels = sorted({kernel for gpu in gpus for kernel in kernel_names(gpu)})
+    places, kernels = _known_to_rules()
     for rule in found.kernels:
         known("kernel", kernel_by_shape(rule.kernel), kernels)
         for accelerator in rule.accelerators:
@@ -389,10 +396,10 @@ def shipping(
     >>> [stack.name for stack, _ in shipping("direct-attention", layer, 8)]
     ['magi']
     """
+    any_runs = gpu_alias(accelerator) not in gpu_names()
     for name in stack_names():
         stack = load_stack(name)
         found = None if name == OWN_STACK else stack.shipped(schedule, layer, ranks, passes)
-        runs = gpu_alias(accelerator) not in gpu_names() or stack.kernel(accelerator, layer) is not None
         same = found is not None and groups in ("auto", found.options.get("groups", groups))
-        if found is not None and found.text and runs and same:
+        if found is not None and found.text and same and (any_runs or stack.kernel(accelerator, layer) is not None):
             yield stack, found

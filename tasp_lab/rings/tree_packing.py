@@ -23,14 +23,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from scipy.sparse import csr_array, diags_array
 
 from tasp_lab.core.arrays import FloatArray, IntArray, Table, frozen
 from tasp_lab.core.choices import DEFAULT_SEARCH_BUDGET
 from tasp_lab.core.compiled import call, table
 from tasp_lab.core.errors import NoDecompositionError
 from tasp_lab.core.progress import ProgressCallback, no_progress
-from tasp_lab.rings.problem import RingProblem
 from tasp_lab.rings.rings import RELATIVE_TOLERANCE, ExactArray, loads_of_pairs
 from tasp_lab.rings.search_budget import SearchBudget
 from tasp_lab.topology.cuts import all_gather_cut
@@ -38,6 +36,8 @@ from tasp_lab.topology.graph import Topology
 
 if TYPE_CHECKING:
     from scipy.optimize import OptimizeResult
+
+    from tasp_lab.rings.problem import RingProblem
 
 
 # Minimum-cost arborescences (spanning out-trees).
@@ -355,6 +355,14 @@ def pack_trees(
         return TreePacking(topology, np.zeros((1, 1), dtype=np.int64), (Fraction(1),), Fraction(0))
     cut = all_gather_cut(topology)
     of_one_root = cut.bandwidth_bytes_per_s / cut.ranks_inside
+    if topology.is_complete and len(set(topology.node_of_rank)) == 1:
+        # The shallowest trees, with which the search would begin, and end where they reach the cut.
+        to_all = np.repeat(np.arange(n)[:, None], n, axis=1)
+        stars = TreePacking(topology, to_all, (Fraction(1),) * n, (n - 1) * of_one_root)
+        if stars.proved_optimal:
+            return stars
+    from tasp_lab.rings.problem import RingProblem  # scipy is loaded where stars are not enough
+
     search = _Search(RingProblem.of(topology), of_one_root, budget)
     search.run()
     limit = (n - 1) * of_one_root * Fraction(search.limit)
@@ -370,6 +378,8 @@ class _Search:
     """
 
     def __init__(self, problem: RingProblem, unit_bytes_per_s: Fraction, budget: SearchBudget) -> None:
+        from scipy.sparse import csr_array, diags_array
+
         n = problem.world_size
         # No load exceeds n * n units, and solvers accept only a limited range of coefficients.
         bandwidths = np.clip([float(each / unit_bytes_per_s) for each in problem.bandwidths], 1e-9, n * n)

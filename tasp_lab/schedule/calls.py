@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -46,8 +47,10 @@ class BlockLists:
     @classmethod
     def of_sizes(cls, sizes: IntArray, block: IntArray) -> BlockLists:
         """Lists of these sizes, one after another."""
-        ends = np.cumsum(whole_numbers("sizes of lists", sizes))
-        return cls(np.concatenate([np.zeros(1, dtype=np.int64), ends]), block)
+        sizes = whole_numbers("sizes of lists", sizes)
+        offset = np.zeros(len(sizes) + 1, dtype=np.int64)
+        sizes.cumsum(out=offset[1:])
+        return cls(offset, block)
 
     @classmethod
     def joined(cls, parts: Sequence[BlockLists]) -> BlockLists:
@@ -83,8 +86,8 @@ class BlockLists:
 
     def select(self, chosen: IntArray) -> BlockLists:
         """The lists with these numbers, in this order."""
-        _, position = ranges(self.offset[chosen], self.offset[chosen + 1])
-        return BlockLists.of_sizes(self.sizes[chosen], self.block[position])
+        first, end = self.offset[chosen], self.offset[chosen + 1]
+        return BlockLists.of_sizes(end - first, self.block[ranges(first, end)[1]])
 
 
 def _listed(numbers: Sequence[int] | IntArray) -> IntArray:
@@ -99,8 +102,8 @@ def ranges(first: IntArray, end: IntArray) -> tuple[IntArray, IntArray]:
     (array([0, 0, 1]), array([3, 4, 7]))
     """
     sizes = end - first
-    which = np.repeat(np.arange(len(first)), sizes)
-    return which, np.arange(len(which)) - np.repeat(np.cumsum(sizes) - sizes - first, sizes)
+    which = np.arange(len(first)).repeat(sizes)
+    return which, np.arange(len(which)) + (end - sizes.cumsum())[which]
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
@@ -139,8 +142,8 @@ class Calls:
                 f"calls of {self.kernel} have columns of lengths {sorted(lengths)}, expected one length"
             )
         for number, operand in enumerate(self.operands):
-            ends = operand.offset[[0, -1]].tolist()
-            if ends != [0, len(operand.block)] or (operand.sizes < 0).any():
+            offset, ends = operand.offset, (int(operand.offset[0]), int(operand.offset[-1]))
+            if ends != (0, len(operand.block)) or (offset[1:] < offset[:-1]).any():
                 raise ScheduleError(f"calls of {self.kernel}: lists of operand {number} from {ends[0]} to {ends[1]}, "
                                     f"expected lists one after another, from 0 to {len(operand.block)}")  # fmt: skip
         if self.lane < 0:
@@ -194,6 +197,10 @@ class Calls:
         A call over q blocks of queries and k blocks of keys has q k tiles, each of which adds a part: the calls of
         Ulysses on 512 ranks have 134 million, which would take 20 GB at once.
         """
+        most = sorted(len(each.block) for each in self.operands)[-2:]
+        if prod(most) < TILES_AT_ONCE:  # as of most calls
+            yield 0, self
+            return
         sizes = np.sort([each.sizes for each in self.operands], axis=0)[-2:]
         number = np.cumsum(np.prod(sizes, axis=0)) // TILES_AT_ONCE if len(sizes) else np.zeros(len(self))
         starts = np.flatnonzero(np.diff(number, prepend=-1)).tolist()

@@ -351,9 +351,11 @@ class Copies:
     def _by_store(self, block: IntArray) -> Iterator[tuple[Store, IntArray | slice]]:
         """The stores of these blocks, each with the indices of its blocks."""
         store_of = self._store_of[block]
+        if len(block) and (store_of == store_of[0]).all():  # as most often
+            yield self._stores[store_of[0]], slice(None)
+            return
         for number in np.flatnonzero(np.bincount(store_of)).tolist():
-            chosen = np.flatnonzero(store_of == number)
-            yield self._stores[number], slice(None) if len(chosen) == len(block) else chosen
+            yield self._stores[number], np.flatnonzero(store_of == number)
 
     def _ask(self, rank: IntArray, block: IntArray, ask: Callable[[Store, IntArray, IntArray], BoolArray]) -> BoolArray:
         answer = np.zeros(len(block), dtype=bool)

@@ -36,7 +36,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, IntArray, first_true, whole_numbers
+from tasp_lab.core.arrays import BoolArray, IntArray, distinct, first_true, whole_numbers
 from tasp_lab.core.errors import ScheduleError, TooManyBlocksError
 from tasp_lab.schedule.calls import TILES_AT_ONCE, Calls, Effects
 from tasp_lab.schedule.copies import WORD, Copies, WordArray, bit_of, first_parts
@@ -164,6 +164,9 @@ def _check_parts(schedule: ScheduleModel, calls: Calls, effects: Effects) -> Non
         )
 
 
+_COPIES_AT_ONCE = 2**16
+"""Copies that are looked at together in the end: a rank may have as few as ten."""
+
 _OLDER = "still has a copy of an earlier step in a buffer"
 
 MAX_HOLDINGS = 2**30
@@ -215,7 +218,7 @@ class _Replay:
         _check_initial_part(schedule)
         self._copies = Copies(schedule)
         self._is_sum = schedule.blocks.are_sums
-        buffers = np.unique(schedule.blocks.buffers).tolist()
+        buffers = distinct(schedule.blocks.buffers).tolist()
         self._in_buffers: dict[int, deque[tuple[IntArray, IntArray]]] = {count: deque() for count in buffers if count}
         self._used = np.zeros(0, dtype=bool)
 
@@ -362,19 +365,23 @@ class _Replay:
 
     def finish(self) -> None:
         """Check what each rank has after the last step (P7, P8)."""
-        schedule, everything = self._schedule, np.arange(self._count)
+        schedule = self._schedule
         pooled = schedule.blocks.buffers > 0
-        for rank in range(schedule.world_size):
-            at = np.broadcast_to(rank, self._count)
-            held, final = self._copies.holds(at, everything), schedule.final[rank]
-            stays = pooled | final | schedule.initial[rank]
+        at_once = 1 + _COPIES_AT_ONCE // max(self._count, 1)
+        for first in range(0, schedule.world_size, at_once):
+            ranks = slice(first, first + at_once)
+            final = schedule.final[ranks]
+            rank, block = (each.ravel() for each in np.indices(final.shape))
+            held = self._copies.holds(first + rank, block).reshape(final.shape)
+            stays = pooled | final | schedule.initial[ranks]
             if schedule.kept is not None:
-                stays = stays | schedule.kept[rank]
+                stays |= schedule.kept[ranks]
             wrong = held & ~stays
-            some = np.flatnonzero(held | final)  # most ranks have few of the blocks
-            wrong[some] |= ~self._copies.complete(at[some], some)
-            if wrong.any():
-                self._refuse_end(rank, int(wrong.argmax()), bool(final[wrong.argmax()]))
+            rank, block = np.nonzero(held | final)  # most ranks have few of the blocks
+            wrong[rank, block] |= ~self._copies.complete(first + rank, block)
+            if (at := first_true(wrong.ravel())) is not None:
+                rank_at, block_at = divmod(at, self._count)
+                self._refuse_end(first + rank_at, block_at, bool(final[rank_at, block_at]))
 
     def _refuse_end(self, rank: int, block: int, promised: bool) -> None:
         if not self._is_sum[block]:

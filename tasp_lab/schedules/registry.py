@@ -241,7 +241,8 @@ def _outside(name: str) -> ScheduleSpec | None:
     if parts_of(name)[0] != name:
         return None  # usp:2x4 is registered as its family usp
     if not (file := file_of(name)):
-        found = SCHEDULES.get(name) if name and load_entry_point(name) else None
+        is_name = re.fullmatch(r"(?!\d+x\d+$)[\w-]+", name)  # neither a split nor a hybrid
+        found = SCHEDULES.get(name) if is_name and load_entry_point(name) else None
         return found if isinstance(found, ScheduleSpec) else None
     if (end := Path(file).suffix) in READERS:
         spec: ScheduleSpec = from_above(f"schedule of {end}")(file)
@@ -581,11 +582,10 @@ def spec_of(
     {'split': (2, 4), 'variant': 'tasp'}
     """
     kind = _kind_of_name(name)
-    of_layers = {SOFTMAX: attention_names(), LINEAR_KIND: list(LINEAR), HYBRID: [EXPECTED]}
-    right = of_layers.get(wanted, list(COLLECTIVES))
     if kind and kind != wanted:
         expected = wanted if wanted == COLLECTIVE else f"one for {wanted}"
-        raise ScheduleError(f"schedule {name!r} is {_what(name)}, expected {expected}: {', '.join(right)}{hint}")
+        known = ", ".join(_names_for(wanted))
+        raise ScheduleError(f"schedule {name!r} is {_what(name)}, expected {expected}: {known}{hint}")
     for collective in get_args(CollectiveKind) if not kind and wanted == COLLECTIVE else ():
         if nearest(name, [collective], at_least=1):
             raise ScheduleError(f"schedule {name!r} is a collective, expected one of its schedules: "
@@ -593,7 +593,7 @@ def spec_of(
     family, parts = parts_of(name)
     spec = ALL.get(family)
     if spec is None or len(parts) > bool(spec.split) + bool(spec.variants):
-        raise ScheduleError(unknown("schedule", name, right))
+        raise ScheduleError(unknown("schedule", name, _names_for(wanted)))
     if not spec.split:
         return spec, {}
     text, variant = (*parts, "", "")[:2]
@@ -606,6 +606,11 @@ def spec_of(
     if world_size not in (None, first * second):
         raise ScheduleError(f"schedule {name!r} is for {first * second} ranks, expected a split of {world_size}")
     return spec, {"split": (first, second)} | ({"variant": variant} if spec.variants else {})
+
+
+def _names_for(wanted: str) -> list[str]:
+    of_layers = {SOFTMAX: attention_names(), LINEAR_KIND: list(LINEAR), HYBRID: [EXPECTED]}
+    return of_layers.get(wanted, list(COLLECTIVES))
 
 
 def by_kind(names: Sequence[str], kinds: Sequence[AttentionKind]) -> dict[AttentionKind, list[str]]:

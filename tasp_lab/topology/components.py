@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tasp_lab.core.arrays import IntArray
+from tasp_lab.core.arrays import IntArray, distinct
 
 
 def components(ends: IntArray, size: int) -> IntArray:
@@ -37,7 +37,7 @@ def strong_components(ends: IntArray, size: int) -> IntArray:
     >>> strong_components(np.array([[0, 1], [1, 0], [1, 2]]), 3).tolist()
     [0, 0, 1]
     """
-    forward, back = (np.unique(ends[:, which] @ np.array([size, 1])) for which in ([0, 1], [1, 0]))
+    forward, back = (distinct(ends[:, which] @ np.array([size, 1])) for which in ([0, 1], [1, 0]))
     if np.array_equal(forward, back):  # where every link has an opposite one, direction does not matter
         return components(ends, size)
     from scipy.sparse import coo_array  # takes longer to import than most predictions take

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tasp_lab.cli.app import app
+from tasp_lab.cli.app import app_of
 from tasp_lab.prediction import compare as comparison
 from tasp_lab.prediction.columns import names
 from tasp_lab.prediction.evaluate import SEARCHED
@@ -60,7 +60,7 @@ def test_options_are_spelled_as_the_command_line_reads_them(field: str) -> None:
     for value in SEARCHED[field]:
         options = AttentionOptions("both", **{field: value})  # type: ignore[arg-type]
         line = ["predict", "full-mesh:4", "--schedule", "tasp", *LAYER, "--pass", "both", *options.arguments.split()]
-        _, bound, _ = app.parse_args(line, exit_on_error=False, print_error=False)
+        _, bound, _ = app_of().parse_args(line, exit_on_error=False, print_error=False)
         assert bound.arguments["question"].layer.options() == options
         assert (options.arguments == "") == (value == getattr(DEFAULT_OPTIONS, field))
 

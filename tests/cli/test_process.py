@@ -55,7 +55,7 @@ print("modules:", *sorted({name.partition(".")[0] for name in sys.modules}))
 @pytest.mark.parametrize(
     "module",
     [
-        "cyclopts", "attrs", "tasp_lab.cli.commands.fabric", "tasp_lab.topology.graph", "numpy", "numpy._core",
+        "cyclopts", "attrs", "tasp_lab.cli.commands.predict", "tasp_lab.topology.graph", "numpy", "numpy._core",
         "sim.simulate", "msgspec", "matplotlib.figure", "matplotlib.backends.backend_svg",
     ],
 )  # fmt: skip

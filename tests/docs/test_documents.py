@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import tasp_lab
-from tasp_lab.cli.app import app
+from tasp_lab.cli.app import app_of
 from tasp_lab.cli.process import main
 from tasp_lab.measure.fit.cases import Simulated, cases_of
 from tasp_lab.measure.profiles import Choice
@@ -52,7 +52,7 @@ SHELL = ("sh", "bash", "console", "")
 def known_options() -> set[str]:
     """Every option of every command."""
     found = {"--help", "--version", "--install-completion"}
-    open_apps = [app]
+    open_apps = [app_of()]
     while open_apps:
         each = open_apps.pop()
         open_apps += [each[name] for name in each if not name.startswith("-")]
@@ -81,7 +81,7 @@ def test_every_option_in_a_document_exists() -> None:
 @pytest.mark.parametrize("block", [block for block in blocks(*SHELL) if any(commands(block))], ids=ident)
 def test_every_command_in_a_document_can_be_parsed(block: Block) -> None:
     for arguments in commands(block):
-        app.parse_args(arguments, exit_on_error=False, print_error=False)
+        app_of().parse_args(arguments, exit_on_error=False, print_error=False)
 
 
 PRINTED = [

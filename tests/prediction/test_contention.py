@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tasp_lab import predict
-from tasp_lab.cli.app import app
+from tasp_lab.cli.app import app_of
 from tasp_lab.core.errors import QuantityError
 from tasp_lab.prediction.columns import fields_of
 from tasp_lab.prediction.compare import compare
@@ -73,7 +73,7 @@ def test_collectives_have_none(contention: bool) -> None:
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    app(["predict", *ARGUMENTS, *arguments], exit_on_error=False, result_action="return_value")
+    app_of()(["predict", *ARGUMENTS, *arguments], exit_on_error=False, result_action="return_value")
     return capsys.readouterr().out
 
 

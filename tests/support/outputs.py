@@ -24,7 +24,7 @@ from rich.console import Console
 
 import tasp_lab
 from docs.generate import with_site_parts
-from tasp_lab.cli.app import app
+from tasp_lab.cli.app import app_of
 from tasp_lab.core.report import Report
 from tasp_lab.core.tables import Table
 from tests.docs.documents import ROOT
@@ -41,8 +41,9 @@ OWN_AXES = ("n",)
 """Axes of the studies of tests."""
 
 
-def commands(of: App = app, name: str = "") -> Iterator[tuple[str, App]]:
+def commands(of: App | None = None, name: str = "") -> Iterator[tuple[str, App]]:
     """The commands of an application and of its groups of commands, by what is typed."""
+    of = of or app_of()
     if name and of.default_command is not None:
         yield name, of
     for word in of:

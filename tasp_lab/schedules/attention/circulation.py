@@ -6,7 +6,7 @@ Each circulating block is at its owner at hop 0, at the next rank of its ring at
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -33,6 +33,9 @@ _FULL, _PARTIAL = 1, 2
 
 _MAX_SPANS = 5
 """Five digits to base 3 fit into a byte."""
+
+_TILES_AT_ONCE = 2**16
+"""Blocks times ranks whose mask coverage is found together."""
 
 
 def cut_blocks(
@@ -85,28 +88,23 @@ def cut_spans(
     else:
         gradients = [(KEY_GRADIENTS, key_pieces), (QUERY_GRADIENTS, query_pieces)]
         tensors += gradients if first_gradients == "keys" else gradients[::-1]
-    rows = [(tensor, rank, span.start, span.count) for tensor, blocks in tensors for rank, span, *_ in blocks]
-    tensor, owner, start, count = np.array(rows, dtype=np.int64).reshape(-1, 4).T
+    tensor = np.repeat([each for each, _ in tensors], [pieces.shape[1] for _, pieces in tensors])
+    owner, start, count, _, _ = np.concatenate([pieces for _, pieces in tensors], axis=1)
     task = AttentionTask(workload, layout, tensor, owner, start, count, gradient_dtype=gradient_dtype)
-    of_pieces = (np.array([each[2:] for each in side], dtype=np.int64) for side in (key_pieces, query_pieces))
-    return Cut(task, *(Places(*each.reshape(-1, 2).T) for each in of_pieces))
+    return Cut(task, Places(*key_pieces[3:]), Places(*query_pieces[3:]))
 
 
-def _cut(spans: Sequence[Sequence[Span]], shares: Sequence[Sequence[Fraction]]) -> list[tuple[int, Span, int, int]]:
-    """The parts of all spans: rank, part of its shard, ring of the part, and number of the span that it is cut from."""
-    all_spans = [(rank, span) for rank, each in enumerate(spans) for span in each]
-    return [
-        (rank, *part, number) for number, (rank, span) in enumerate(all_spans) for part in _parts(span, shares[rank])
-    ]
-
-
-def _parts(span: Span, shares: Sequence[Fraction]) -> Iterator[tuple[Span, int]]:
-    """The nonempty parts of a span, one per ring, each with its ring."""
-    first = 0
-    for ring, count in enumerate(_counts(span.count, tuple(shares))):
-        if count:
-            yield span.part(first, count), ring
-            first += count
+def _cut(spans: Sequence[Sequence[Span]], shares: Sequence[Sequence[Fraction]]) -> IntArray:
+    """The nonempty parts of all spans, one per ring, an int array (5, parts): the rank, the start and the count of each
+    part, its ring, and the number of the span that it is cut from."""
+    rows = list[tuple[int, ...]]()
+    for number, (rank, span) in enumerate((rank, span) for rank, each in enumerate(spans) for span in each):
+        start = span.start
+        for ring, count in enumerate(_counts(span.count, tuple(shares[rank]))):
+            if count:
+                rows.append((rank, start, count, ring, number))
+                start += count * span.stride
+    return np.array(rows, dtype=np.int64).reshape(-1, 5).T
 
 
 _counts = lru_cache(split_count)
@@ -188,9 +186,12 @@ class Circulation(Hops):
         super().__init__(rings, ring_of, task.owner[self.blocks])
         self.task, self.side, self.gradients = task, side, task.output_of[self.blocks]
         self._spans = self._stationary_spans(span_of)
+        self._are_single = bool((self._spans.sizes == 1).all())
         self._span_first, self._span_count = self._spans.first, _positions(task, self._spans)
         self._lists = self._stationary_lists()
-        self._coverage = np.stack([self._coverage_at(rank) for rank in range(self.world_size)])
+        at_once = 1 + _TILES_AT_ONCE // max(len(self.blocks), 1)
+        first_ranks = range(0, self.world_size, at_once)
+        self._coverage = np.concatenate([self._coverage_at(each, each + at_once) for each in first_ranks])
         if travels is not None:
             self._coverage *= travels[task.owner[self.blocks]].T
         everywhere = np.arange(len(self.blocks))
@@ -211,18 +212,24 @@ class Circulation(Hops):
 
     def _stationary_blocks(self, lists: BlockLists) -> BlockLists:
         """The blocks of lists of stationary spans."""
+        if self._are_single:
+            return BlockLists(lists.offset, self._spans.block[lists.block])
         sizes = np.bincount(lists.owner, weights=self._spans.sizes[lists.block], minlength=len(lists)).astype(np.int64)
         return BlockLists.of_sizes(sizes, self._spans.select(lists.block).block)
 
-    def _coverage_at(self, rank: int) -> npt.NDArray[np.uint8]:
-        """The mask coverage of each circulating block at a rank: one base-3 digit per stationary span."""
-        spans = self._lists[rank]
+    def _coverage_at(self, first: int, end: int) -> npt.NDArray[np.uint8]:
+        """The mask coverage of each circulating block at ranks, (ranks, blocks): a base-3 digit per stationary span."""
+        of_rank = self._lists.offset[first : end + 1] - self._lists.offset[first]
+        spans = self._lists.block[self._lists.offset[first] :][: of_rank[-1]]
+        place = np.arange(len(spans)) - np.repeat(of_rank[:-1], np.diff(of_rank))
         low, high = self._bands(self.blocks[:, None], spans)
         queries, keys = self._sides(self.task.count[self.blocks][:, None], self._span_count[spans])
         full = (low == 1 - keys) & (high == queries - 1)
         seen = self._seen_by_document(spans) if self.task.is_packed else low <= high
         coverage = np.where(seen, np.where(full, _FULL, _PARTIAL), 0)
-        digits: npt.NDArray[np.uint8] = (coverage * 3 ** np.arange(len(spans))).sum(axis=1).astype(np.uint8)
+        sums = np.zeros((len(spans) + 1, len(coverage)), dtype=np.int64)
+        np.cumsum((coverage * 3**place).T, axis=0, out=sums[1:])
+        digits: npt.NDArray[np.uint8] = np.diff(sums[of_rank], axis=0).astype(np.uint8)
         return digits
 
     def _seen_by_document(self, spans: IntArray) -> BoolArray:
@@ -250,15 +257,20 @@ class Circulation(Hops):
 
         Blocks with the same mask coverage are contiguous, so one kernel call covers them.
         """
-        return stable_order(*before, ranks * 3**_MAX_SPANS + self._coverage[ranks, blocks], blocks)
+        return stable_order(*before, self._alike(blocks, ranks), blocks)
+
+    def _alike(self, blocks: IntArray, ranks: IntArray) -> IntArray:
+        """A number for the rank and the mask coverage there."""
+        number: IntArray = ranks * 3**_MAX_SPANS + self._coverage[ranks, blocks]
+        return number
 
     def calls_with(self, blocks: IntArray, ranks: IntArray) -> tuple[Calls, ...]:
         """The calls on blocks at other ranks, two int arrays: each pair is a block and a rank."""
-        order = self.order(blocks, ranks)
-        blocks, ranks = blocks[order], ranks[order]
+        alike = self._alike(blocks, ranks)
+        order = stable_order(alike, blocks)
+        blocks, ranks, alike = blocks[order], ranks[order], alike[order]
         coverage = self._coverage[ranks, blocks]
-        starts = np.flatnonzero(np.concatenate([[True], (np.diff(ranks) != 0) | (np.diff(coverage) != 0)]))
-        starts = starts[: len(blocks)]
+        starts = np.flatnonzero(np.concatenate([[True], alike[1:] != alike[:-1]]))[: len(blocks)]
         moving = BlockLists.of_sizes(np.diff(np.append(starts, len(blocks))), self.blocks[blocks])
         return self._coverage_calls(ranks[starts], coverage[starts], moving)
 
@@ -273,6 +285,11 @@ class Circulation(Hops):
         full, partial = digit == _FULL, np.flatnonzero(digit == _PARTIAL)
         sizes = np.bincount(run[full], minlength=len(rank))
         runs = np.flatnonzero(sizes)
+        if not len(partial):  # as most often around rings
+            fixed = self._stationary_blocks(BlockLists.of_sizes(sizes[runs], span[full]))
+            queries, keys = self._sides(moving.select(runs), fixed)
+            low, high = 1 - _positions(self.task, keys), _positions(self.task, queries) - 1
+            return _calls(self.task, rank[runs], queries, keys, low, high)
         entry, tile = ranges(moving.offset[run[partial]], moving.offset[run[partial] + 1])
         fixed = BlockLists.of_sizes(
             np.concatenate([sizes[runs], np.ones(len(tile), dtype=np.int64)]),

@@ -15,7 +15,7 @@ from typing import Self
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, IntArray, first_true, freeze
+from tasp_lab.core.arrays import BoolArray, IntArray, distinct, first_true, freeze, numbered
 from tasp_lab.core.choices import WHAT_IF_DTYPE
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.schedule.blocks import Field
@@ -154,7 +154,9 @@ class LayerBlocks:
         """Check that for each group of heads the blocks of a tensor are its shards."""
         first, heads = self._head_columns
         blocks = self.blocks_of(tensor)
-        groups, ends = np.unique(np.stack([first[blocks], first[blocks] + heads[blocks]]), axis=1)
+        one = blocks[numbered(first[blocks], heads[blocks])[0]]  # of each group of heads
+        one = one[np.lexsort((heads[one], first[one]))]
+        groups, ends = first[one], first[one] + heads[one]
         total = self.workload.kv_head_count if tensor == KEYS else self.workload.heads
         spans = [(rank, span.start, span.count) for rank, each in enumerate(self.spans_of(tensor)) for span in each]
         shards = self._merged(*np.array(spans, dtype=np.int64).reshape(-1, 3).T)
@@ -265,7 +267,7 @@ class LayerBlocks:
     def group(self) -> IntArray:
         """The group of each block: equal for keys of the same KV heads and what uses some of these."""
         first = self._kv_heads[0]
-        groups: IntArray = np.searchsorted(np.unique(first[self.blocks_of(KEYS)]), first, side="right") - 1
+        groups: IntArray = np.searchsorted(distinct(first[self.blocks_of(KEYS)]), first, side="right") - 1
         return groups
 
     @cached_property
@@ -279,8 +281,10 @@ class LayerBlocks:
     @cached_property
     def kinds(self) -> tuple[list[tuple[int, int]], IntArray]:
         """The tensors and numbers of heads that blocks have, ascending, and which of them each block has."""
-        (tensor, heads), kind = np.unique(np.stack([self.tensor, self._head_columns[1]]), axis=1, return_inverse=True)
-        return list(zip(tensor.tolist(), heads.tolist(), strict=True)), kind.ravel()
+        heads = self._head_columns[1]
+        width = int(heads.max(initial=0)) + 1
+        kinds, kind = np.unique(self.tensor * width + heads, return_inverse=True)
+        return [divmod(each, width) for each in kinds.tolist()], kind
 
     def fields_of(self, tensor: int, heads: int) -> tuple[Field, ...]:
         """The tensors of a block, elements per position: [batch, heads, head_dim] of queries and keys, [batch, heads,

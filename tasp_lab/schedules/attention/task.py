@@ -219,6 +219,8 @@ class AttentionTask(LayerBlocks):
         """The bands of runs of places: `queries` places from `query` on, `keys` from `key` on. Not clipped."""
         ahead = (query - key).astype(np.int64)
         low, high = self.visible.band(ahead, queries, keys, self.layout.stride)
+        if low.shape == high.shape == ahead.shape:
+            return low, high
         return np.broadcast_to(low, ahead.shape), np.broadcast_to(high, ahead.shape)
 
     def effects(self, calls: Calls) -> Effects:
@@ -245,8 +247,10 @@ class AttentionTask(LayerBlocks):
                 f"rank {calls.rank[call[at]]} attends with queries {query_block[at]} to keys {key_block[at]} "
                 f"in the band {low[at]} to {high[at]}, the mask is {wanted_low[at]} to {wanted_high[at]}"
             )
-        seen &= self._see(query_block, key_block)
-        call, query_block, key_block = call[seen], query_block[seen], key_block[seen]
+        if self.is_packed:
+            seen &= self._see(query_block, key_block)
+        if not seen.all():
+            call, query_block, key_block = call[seen], query_block[seen], key_block[seen]
         if self.is_scaled:
             return Effects(np.arange(len(calls)), self.blocks_of(SCALES)[calls.rank], np.zeros_like(calls.rank))
         block, part = self.output_of[query_block], self._number[key_block]
@@ -288,6 +292,8 @@ class AttentionTask(LayerBlocks):
         self, calls: Calls, queries: BlockLists, call: IntArray, query: IntArray, key: IntArray
     ) -> None:
         """Check that the queries of a call have the same heads, and that its keys are of the KV heads that they use."""
+        if self._are_heads_alike:
+            return
         first_kv, last_kv = self._kv_heads
         if self.workload.decode:
             wrong = (first_kv[query] < first_kv[key]) | (last_kv[query] > last_kv[key])
@@ -299,6 +305,12 @@ class AttentionTask(LayerBlocks):
                 f"rank {calls.rank[call[at]]} attends with queries {query[at]} to keys {key[at]}, "
                 "which are of other heads"
             )
+
+    @cached_property
+    def _are_heads_alike(self) -> bool:
+        """Whether all blocks are of the same heads, those of all ranks."""
+        columns = (*self._kv_heads, self._head_columns[0])
+        return all((column == column[:1]).all() for column in columns)
 
     @property
     def flops_per_pair_and_head(self) -> int:
@@ -339,7 +351,7 @@ class AttentionTask(LayerBlocks):
             pairs = np.diff(before[np.cumsum([0, *map(len, packings)])])
         return pairs * heads * self.flops_per_pair_and_head
 
-    @property
+    @cached_property
     def is_packed(self) -> bool:
         """Whether there are several documents, or ranges."""
         return self.workload.ranges is not None or len(self.workload.document_starts) > 1

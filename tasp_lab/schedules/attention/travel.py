@@ -23,11 +23,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from tasp_lab.core.arrays import BoolArray, IntArray, lock, stable_order
+from tasp_lab.core.arrays import BoolArray, IntArray, distinct, lock, stable_order
 from tasp_lab.schedule.blocks import Pool
 from tasp_lab.schedule.calls import BlockLists, Calls, ranges
 from tasp_lab.schedule.composition.sequence import joined
@@ -153,11 +154,11 @@ class _Timetable:
     def __init__(self, step: IntArray, planned: BoolArray, of_row: BlockLists, active: BoolArray) -> None:
         row, place = np.nonzero(planned)
         order = np.argsort(step[row, place], kind="stable")
-        self.row, self.place, self._step = row[order], place[order], step[row, place][order]
-        self.steps = np.unique(self._step)
+        self.row, self.place = row[order], place[order]
+        self.steps, begin = np.unique(step[row, place][order], return_index=True)
         lock(self)
         self._of_row, self._active = of_row, active  # a table that its owner may fill later
-        self._known = frozenset(self.steps.tolist())
+        self._known = dict(zip(self.steps.tolist(), pairwise([*begin.tolist(), len(order)]), strict=True))
 
     def __contains__(self, step: int) -> bool:
         """Whether something may happen at a step: arrays of nothing take as long to make as those of a few blocks."""
@@ -165,7 +166,7 @@ class _Timetable:
 
     def at(self, step: int) -> tuple[IntArray, IntArray, IntArray]:
         """The rows, places and blocks of a step, int arrays (entries,); of one row and place these are numbers."""
-        first, end = np.searchsorted(self._step, [step, step + 1])
+        first, end = self._known.get(step, (0, 0))
         row, place = self.row[first:end], self.place[first:end]
         if len(row) == 1 and len(self._of_row) == 1:  # all blocks alike, as around rings: numbers instead of arrays
             return row[0], place[0], np.flatnonzero(self._active[place[0]])
@@ -213,10 +214,10 @@ class Travel:
         self._visited: BoolArray = (route.via >= 0) & (hops > 0)
         self._sent: BoolArray = self._visited & (route.via != hops)
         # Sums that go straight home while others go on, from some hops: those after which some are complete.
-        ends, known = np.flatnonzero(route.gifts.last[0] < circulation.world_size), np.unique(self.complete)
+        ends, known = np.flatnonzero(route.gifts.last[0] < circulation.world_size), distinct(self.complete)
         first, last = np.searchsorted(known, [route.gifts.first[0, ends], route.gifts.last[0, ends] + 1])
-        self._home_from = np.unique(route.gifts.source[0, ends[first < last]])
-        self._outer_lanes = np.unique(lanes.outer) if isinstance(lanes, RingLanes) else hops[:0]
+        self._home_from = distinct(route.gifts.source[0, ends[first < last]])
+        self._outer_lanes = distinct(lanes.outer) if isinstance(lanes, RingLanes) else hops[:0]
         for column in (route.via, route.arrival, *route.gifts):
             column.flags.writeable = False
         lock(self)

@@ -13,7 +13,8 @@ queries again, as part of the inputs of the gradients.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from tasp_lab.schedule.model import Step
 from tasp_lab.schedule.proof import no_copies
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.heads import check_heads, head_pieces, padded
-from tasp_lab.schedules.attention.options import AttentionOptions
+from tasp_lab.schedules.attention.options import DEFAULT_OPTIONS, AttentionOptions
 from tasp_lab.schedules.attention.span_blocks import owner_schedule, span_task
 from tasp_lab.schedules.attention.task import KEYS, QUERIES, AttentionTask
 from tasp_lab.schedules.build import attention_layout
@@ -44,10 +45,14 @@ from tasp_lab.workload.layer import Workload
 )
 def ulysses(name: str, topology: Topology, workload: Workload, options: AttentionOptions) -> tuple[Schedule, ...]:
     """The passes of ``ulysses``. Raises `ScheduleError` for fewer heads than ranks."""
-    n = topology.world_size
-    check_heads(name, workload, n, n)
-    layer = padded(workload, n) if options.padded_heads else workload
+    layer = _layer(name, topology, workload, options)
     return options.build(partial(_pass, name, topology, layer, options))
+
+
+def _layer(name: str, topology: Topology, workload: Workload, options: AttentionOptions) -> Workload:
+    """The layer with as many heads as are computed. Raises `ScheduleError` for fewer heads than ranks."""
+    check_heads(name, workload, topology.world_size, topology.world_size)
+    return padded(workload, topology.world_size) if options.padded_heads else workload
 
 
 @schedule(
@@ -70,14 +75,17 @@ def staged_ulysses(
     is not, C + D + K/s. `tasp_lab.synthesis` found it on boards of GPUs without a switch of their own. Raises
     `ScheduleError` for fewer heads than ranks.
     """
-    whole = ulysses(name, topology, workload, options)
-    assert isinstance(whole[0].task, AttentionTask), "Ulysses attends"
-    pieces = head_pieces(whole[0].task.workload, topology.world_size)
+    pieces = head_pieces(_layer(name, topology, workload, options), topology.world_size)
     largest = int(pieces.heads.argmax())
     heads, keys = int(pieces.heads[largest]), int(pieces.kv_heads[pieces.kv[largest]])
     most = min(options.stage_count, int(pieces.heads.min()))
     stages = max(each for each in range(1, most + 1) if heads % each == 0 and keys % each * (each % keys) == 0)
-    return tuple(in_chunks(each, stages) for each in whole)
+    return _in_stages(stages, name, topology, workload, replace(options, stages=DEFAULT_OPTIONS.stages))
+
+
+@lru_cache(maxsize=1)  # options that allow more stages than there can be follow one another
+def _in_stages(stages: int, *layer: Any) -> tuple[Schedule, ...]:
+    return tuple(in_chunks(each, stages) for each in ulysses(*layer))
 
 
 def _pass(name: str, topology: Topology, workload: Workload, options: AttentionOptions, backward: bool) -> Schedule:
