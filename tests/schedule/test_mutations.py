@@ -56,6 +56,9 @@ def test_no_wrong_change_is_accepted(name: str, total: Findings) -> None:
 def test_no_wrong_change_of_a_drawn_reduction_is_accepted(case: Case, choose: random.Random) -> None:
     world = World.of(case.schedule())
     numbers = numbers_of(world)
-    for _, change in choose.sample(list(mutants(world)), 5):
+    # without a task nothing contradicts ranks that say what they have at the start, and how parts are joined
+    stated = "promises are initial copies", "kind joined by"
+    changes = [change for what, change in mutants(world) if not what.startswith(stated)]
+    for change in choose.sample(changes, 5):
         mutant = valid(change)
         assert mutant is None or is_right_in_orders(mutant, numbers, 1, world)
