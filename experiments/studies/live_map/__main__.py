@@ -1,6 +1,6 @@
 """Write the grid of the live map in the documents: ``python -m experiments.studies.live_map [FOLDER]``.
 
-Runs both studies in the folder (by default live-map), 18 minutes of processor time if nothing is there yet, and writes
+Runs both studies in the folder (by default live-map), 8 minutes of processor time if nothing is there yet, and writes
 ``grid.js`` here, which docs/live_map.md loads.
 """
 
