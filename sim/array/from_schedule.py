@@ -26,7 +26,7 @@ from sim.array.operations import (
 )
 from sim.host import issue_times
 from sim.messages import LibraryMessages
-from tasp_lab.core.arrays import IntArray, numbered
+from tasp_lab.core.arrays import IntArray, distinct, numbered
 from tasp_lab.core.units import Number
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.dependencies import ARRIVED, BLOCK, HANDED_OUT, HOST, LANE, SENT, CallTable, Edges
@@ -61,7 +61,7 @@ class HandedOut(NamedTuple):
     @classmethod
     def of(cls, machine: Machine, derived: MessageDependencies, first: int, table: CostTable) -> HandedOut:
         """The operations of the calls that an edge waits for."""
-        operation = np.unique(derived.edges.before[derived.edges.event == HANDED_OUT])
+        operation = distinct(derived.edges.before[derived.edges.event == HANDED_OUT])
         call, calls = operation - derived.first_call, derived.calls
         cost = call_costs(machine, machine.handed_out_s, calls, call, table)
         return cls(first, operation, calls.rank[call], cost)
