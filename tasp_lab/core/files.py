@@ -26,8 +26,14 @@ def check_picture_name(path: Path) -> None:
         raise OutputError(f"cannot write {_on_one_line(path)}: expected a name that ends in .png, .svg or .pdf")
 
 
-def write_whole(path: Path, content: bytes) -> None:
+TEMPORARY_SUFFIX = ".tmp"
+"""How names of files end that are not whole yet."""
+
+
+def write_whole(path: Path, content: bytes, *, flush: bool = True) -> None:
     """Write `content` to `path` atomically, replacing an existing file and following symbolic links.
+
+    Without `flush` a crash of the system may leave another content.
 
     Raises `OutputError`, with path and reason on one line, on failure; no partial file remains.
     """
@@ -37,8 +43,9 @@ def write_whole(path: Path, content: bytes) -> None:
         try:
             with open(temporary, "wb") as file:
                 file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+                if flush:
+                    file.flush()
+                    os.fsync(file.fileno())
             os.replace(temporary, target)
         except BaseException:
             _remove(temporary)
@@ -104,7 +111,7 @@ def _regular_target(path: Path) -> Path:
 
 def _create_temporary(folder: Path) -> Path:
     """A new empty file in `folder` with a unique name and default permissions."""
-    temporary = folder / f".tasp-lab-{secrets.token_hex(8)}.tmp"
+    temporary = folder / f".tasp-lab-{secrets.token_hex(8)}{TEMPORARY_SUFFIX}"
     os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     return temporary
 

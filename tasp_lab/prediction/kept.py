@@ -1,18 +1,33 @@
 """Schedules that are built once for many questions: those that differ in numbers of the machine alone share them.
 
 passes = build_once("tasp", machine.topology, layer, rings, options)
+
+They are kept on disk, too (`SHELF`), with all that was found of them until the process ends or lets go of them.
 """
 
 from __future__ import annotations
 
+import atexit
+from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
+from functools import lru_cache, partial
+from pathlib import Path
 
+import numpy as np
+
+import sim
+import tasp_lab
+from sim.array.repeated import known_runs, use_runs
+from tasp_lab.core.arrays import IntArray
+from tasp_lab.core.cache import Shelf, digest_of_sources
+from tasp_lab.prediction.provenance import plain, sha256, topology_inputs
 from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.model import LazySteps
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import build_schedules, followed, order_of_names
-from tasp_lab.schedules.registry import uses_rings
+from tasp_lab.schedules.registry import is_own, uses_rings
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Work, Workload
 
@@ -31,17 +46,28 @@ _large: list[LazySteps] = []
 """The steps of the last large schedule."""
 
 
+SHELF = Shelf("schedules")
+"""Schedules with their facts, and what simulations of them need on any machine."""
+
+_SOURCES = "core", "machines", "rings", "schedule", "schedules", "topology", "workload"
+"""Packages whose classes and functions make what is on the shelf, and the simulator beside them."""
+
+_to_shelve: dict[str, tuple[tuple[Schedule, ...], object]] = {}
+"""Schedules by their names on the shelf, and how much is known of them there, see `_known`."""
+
+
 def build_once(
     name: str, topology: Topology, work: Work, rings: Decomposition | None, options: AttentionOptions
 ) -> tuple[Schedule, ...]:
     """The passes of a schedule, see `tasp_lab.schedules.build.build_schedules`."""
     searched = rings is None and uses_rings(name)
-    around = None if rings is None else (rings.rings.tobytes(), rings.shares, rings.fold)
+    around = None if rings is None else (rings.rings.tobytes().hex(), rings.shares, rings.fold)
     key = name, topology if searched else followed(name, topology, options), work, around, options
     # popped and put back: a dictionary is in the order of insertion, so the oldest is the first one
-    _kept[key] = passes = _kept.pop(key, None) or _of_parts(name, topology, work, rings, options)
+    _kept[key] = passes = _kept.pop(key, None) or _of_parts(key, name, topology, work, rings, options)
     while len(_kept) > 1 and (len(_kept) > MOST_KEPT or sum(map(_kept_transfers, _kept.values())) > MOST_TRANSFERS):
         del _kept[next(iter(_kept))]
+        keep_on_disk()
     return passes
 
 
@@ -51,7 +77,7 @@ def _kept_transfers(passes: tuple[Schedule, ...]) -> int:
 
 
 def _of_parts(
-    name: str, topology: Topology, work: Work, rings: Decomposition | None, options: AttentionOptions
+    key: tuple[object, ...], name: str, topology: Topology, work: Work, rings: Decomposition | None, options: AttentionOptions
 ) -> tuple[Schedule, ...]:
     """The passes of a schedule, of parts that it shares with other values of its options."""
     if isinstance(work, Workload) and work.kind == "softmax":
@@ -61,11 +87,73 @@ def _of_parts(
         # groups of other ranks are other names of ranks, where nothing but their number matters
         order = None if options.groups == "consecutive" else order_of_names(name, topology, options)
         if order is not None:
-            from tasp_lab.schedules.attention.rank_order import on_ranks  # families alone have groups
+            consecutive = partial(build_once, name, topology, work, rings, replace(options, groups="consecutive"))
+            if np.array_equal(order, np.arange(len(order))):
+                return consecutive()
+            return _read_or_made(name, key, lambda: _on_ranks(consecutive(), order))
+    return _read_or_made(name, key, lambda: build_schedules(name, topology, work, rings, options))
 
-            consecutive = build_once(name, topology, work, rings, replace(options, groups="consecutive"))
-            return keep_steps(tuple(on_ranks(each, order) for each in consecutive))
-    return keep_steps(build_schedules(name, topology, work, rings, options))
+
+def _on_ranks(passes: tuple[Schedule, ...], order: IntArray) -> tuple[Schedule, ...]:
+    from tasp_lab.schedules.attention.rank_order import on_ranks  # families alone have groups
+
+    return tuple(on_ranks(each, order) for each in passes)
+
+
+def _read_or_made(name: str, key: tuple[object, ...], make: Callable[[], tuple[Schedule, ...]]) -> tuple[Schedule, ...]:
+    """Schedules of the shelf, or of a builder; only those of tasp-lab itself, whose sources are part of the name."""
+    if not SHELF.limit_bytes or not is_own(name):
+        return keep_steps(make())
+    file = _name_on_shelf(key)
+    read = SHELF.read(file)
+    passes = keep_steps(make() if read is None else tuple(schedule for schedule, _ in read))
+    for schedule, runs in read or ():
+        use_runs(schedule, runs)
+    _to_shelve[file] = passes, None if read is None else _known(passes)
+    return passes
+
+
+@atexit.register
+def keep_on_disk() -> None:
+    """Write the schedules that were built here, and those of which more is known than when they were read."""
+    while _to_shelve:
+        name, (passes, before) = _to_shelve.popitem()
+        if _known(passes) != before:
+            SHELF.keep(name, [(_without_many_steps(each), known_runs(each)) for each in passes])
+
+
+def _known(passes: tuple[Schedule, ...]) -> object:
+    """How many things are known of schedules."""
+    return [(len(vars(each)), len(each.facts), len(known_runs(each))) for each in passes]
+
+
+def _without_many_steps(schedule: Schedule) -> Schedule:
+    """The schedule; of a large one the steps are made anew each time, as they are faster made than read."""
+    if schedule.transfers <= MANY_KEPT or not isinstance(schedule.steps, LazySteps):
+        return schedule
+    bare, steps = copy(schedule), copy(schedule.steps)
+    steps.forget()
+    object.__setattr__(bare, "steps", steps)
+    return bare
+
+
+def _name_on_shelf(key: tuple[object, ...]) -> str:
+    """The digest of all that schedules follow from."""
+    packages = [Path(str(tasp_lab.__file__)).parent / each for each in _SOURCES]
+    sources = digest_of_sources(*packages, Path(str(sim.__file__)).parent)
+    return sha256([sources, [_content(each) for each in key]])
+
+
+def _content(value: object) -> object:
+    """A part of a key as plain JSON."""
+    return _topology_content(value) if isinstance(value, Topology) else plain(value)
+
+
+@lru_cache(maxsize=4)
+def _topology_content(topology: Topology) -> object:
+    """All of a topology; numbers of another type are another topology, as in-process."""
+    more = {"forwarding": plain(topology.forwarding), "grid": plain(topology.grid), "exact": topology.is_exact}
+    return sha256(topology_inputs(topology) | more)
 
 
 def keep_steps(passes: tuple[Schedule, ...]) -> tuple[Schedule, ...]:
