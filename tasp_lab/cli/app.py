@@ -5,6 +5,7 @@ from __future__ import annotations
 from cyclopts import App
 
 from tasp_lab import __version__
+from tasp_lab.cli.commands.cache import cache
 from tasp_lab.cli.commands.check import check
 from tasp_lab.cli.commands.export import export
 from tasp_lab.cli.commands.fabric import doctor, gpu_check, validate
@@ -36,6 +37,7 @@ app.command(check, sort_key=6)
 app.command(accuracy, sort_key=6)
 app.command(calibrate, sort_key=7)
 app.command(profile)
+app.command(cache, sort_key=9)
 app.command(doctor, sort_key=9)
 app.command(gpu_check, sort_key=10)
 app.register_install_completion_command(

@@ -2,8 +2,9 @@
 
     content = read_kept(folders, "engine-3f2a.o")
     keep(folders, "engine-3f2a.o", content)
-    schedules = Shelf("schedules")              # many files, of which the last ones that were used stay
-    schedules.read("3f2a"), schedules.keep("3f2a", passes)
+    shelf = Shelf("schedules")                  # many files, of which the last ones that were used stay
+    shelf.keep([("3f2a", passes)])
+    passes = shelf.read("3f2a")
 
 A name has a digest of all that its content follows from. A file begins with a digest of its content: one that was cut
 short, or that something else has written, counts as missing. Without a folder that can be written nothing is kept.
@@ -34,7 +35,7 @@ LIMIT = "TASP_LAB_CACHE_SIZE"
 """The environment variable with the most bytes of a shelf, a size such as ``4GiB``; with 0 nothing is kept there."""
 
 DEFAULT_LIMIT = "1GiB"
-"""Schedules of some twenty comparisons on 32 GPUs."""
+"""Schedules of some ten comparisons on 32 GPUs."""
 
 _DIGEST_BYTES = 32
 
@@ -87,9 +88,9 @@ class KeptFile(NamedTuple):
 
 
 class Shelf:
-    """Objects in files of one folder. Beyond a limit those go whose last use was longest ago.
+    """Objects in files of one folder, which several processes use at once.
 
-    Several processes may use it at once.
+    Beyond a limit those are removed whose last use was longest ago.
     """
 
     def __init__(self, name: str) -> None:
@@ -129,18 +130,18 @@ class Shelf:
             os.utime(self.folder / (name + _SUFFIX))
         return pickle.loads(content)
 
-    def keep(self, name: str, value: object) -> None:
-        """Write an object, unless it alone exceeds the limit, and remove what is too much."""
-        if not self.limit_bytes:
-            return
-        file = io.BytesIO()
-        pickler = pickle.Pickler(file, pickle.HIGHEST_PROTOCOL)
-        pickler.dispatch_table = _REDUCERS
-        pickler.dump(value)
-        if file.tell() <= self.limit_bytes:
-            keep([self.folder], name + _SUFFIX, file.getvalue())
-            with suppress(OSError):
-                self.shrink(self.limit_bytes)
+    def keep(self, objects: Iterable[tuple[str, object]]) -> None:
+        """Write objects by name, but for one that alone exceeds the limit, and remove what is too much."""
+        limit_bytes = self.limit_bytes
+        for name, value in objects:
+            file = io.BytesIO()
+            pickler = pickle.Pickler(file, pickle.HIGHEST_PROTOCOL)
+            pickler.dispatch_table = _REDUCERS
+            pickler.dump(value)
+            if file.tell() <= limit_bytes:
+                keep([self.folder], name + _SUFFIX, file.getvalue())
+        with suppress(OSError):
+            self.shrink(limit_bytes)
 
     def shrink(self, most_bytes: int) -> list[KeptFile]:
         """Remove files until the rest has at most so many bytes; returns them. Raises `OSError` for one that stays."""

@@ -52,7 +52,7 @@ SHELF = Shelf("schedules")
 _SOURCES = "core", "machines", "rings", "schedule", "schedules", "topology", "workload"
 """Packages whose classes and functions make what is on the shelf, and the simulator beside them."""
 
-_to_shelve: dict[str, tuple[tuple[Schedule, ...], object]] = {}
+_to_shelve: dict[str, tuple[tuple[Schedule, ...], list[int] | None]] = {}
 """Schedules by their names on the shelf, and how much is known of them there, see `_known`."""
 
 
@@ -116,15 +116,20 @@ def _read_or_made(name: str, key: tuple[object, ...], make: Callable[[], tuple[S
 @atexit.register
 def keep_on_disk() -> None:
     """Write the schedules that were built here, and those of which more is known than when they were read."""
-    while _to_shelve:
-        name, (passes, before) = _to_shelve.popitem()
-        if _known(passes) != before:
-            SHELF.keep(name, [(_without_many_steps(each), known_runs(each)) for each in passes])
+    kept = [(name, passes) for name, (passes, before) in _to_shelve.items() if _exceeds(_known(passes), before)]
+    _to_shelve.clear()
+    if kept:
+        SHELF.keep((name, [(_without_many_steps(each), known_runs(each)) for each in passes]) for name, passes in kept)
 
 
-def _known(passes: tuple[Schedule, ...]) -> object:
-    """How many things are known of schedules."""
-    return [(len(vars(each)), len(each.facts), len(known_runs(each))) for each in passes]
+def _known(passes: tuple[Schedule, ...]) -> list[int]:
+    """How many facts of schedules are known, and for how many forms of machines they are ready to be simulated."""
+    return [count for each in passes for count in (len(vars(each)) + len(each.facts), len(known_runs(each)))]
+
+
+def _exceeds(known: list[int], before: list[int] | None) -> bool:
+    """Whether more is known, and nothing was lost meanwhile to make room."""
+    return before is None or (known != before and all(now >= then for now, then in zip(known, before, strict=True)))
 
 
 def _without_many_steps(schedule: Schedule) -> Schedule:
