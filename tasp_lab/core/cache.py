@@ -132,7 +132,8 @@ class Shelf:
 
     def keep(self, objects: Iterable[tuple[str, object]]) -> None:
         """Write objects by name, but for one that alone exceeds the limit, and remove what is too much."""
-        limit_bytes = self.limit_bytes
+        if not (limit_bytes := self.limit_bytes):
+            return
         for name, value in objects:
             file = io.BytesIO()
             pickler = pickle.Pickler(file, pickle.HIGHEST_PROTOCOL)

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-import sim
-import tasp_lab
+from sim.array import repeated
 from sim.array.repeated import known_runs, use_runs
 from tasp_lab.core.arrays import IntArray
 from tasp_lab.core.cache import Shelf, digest_of_sources
@@ -49,7 +48,7 @@ _large: list[LazySteps] = []
 SHELF = Shelf("schedules")
 """Schedules with their facts, and what simulations of them need on any machine."""
 
-_SOURCES = "core", "machines", "rings", "schedule", "schedules", "topology", "workload"
+_SOURCES = "core", "machines", "prediction", "rings", "schedule", "schedules", "topology", "workload"
 """Packages whose classes and functions make what is on the shelf, and the simulator beside them."""
 
 _to_shelve: dict[str, tuple[tuple[Schedule, ...], list[int] | None]] = {}
@@ -66,8 +65,7 @@ def build_once(
     # popped and put back: a dictionary is in the order of insertion, so the oldest is the first one
     _kept[key] = passes = _kept.pop(key, None) or _of_parts(key, name, topology, work, rings, options)
     while len(_kept) > 1 and (len(_kept) > MOST_KEPT or sum(map(_kept_transfers, _kept.values())) > MOST_TRANSFERS):
-        del _kept[next(iter(_kept))]
-        keep_on_disk()
+        keep_on_disk(_kept.pop(next(iter(_kept))))
     return passes
 
 
@@ -77,7 +75,12 @@ def _kept_transfers(passes: tuple[Schedule, ...]) -> int:
 
 
 def _of_parts(
-    key: tuple[object, ...], name: str, topology: Topology, work: Work, rings: Decomposition | None, options: AttentionOptions
+    key: tuple[object, ...],
+    name: str,
+    topology: Topology,
+    work: Work,
+    rings: Decomposition | None,
+    options: AttentionOptions,
 ) -> tuple[Schedule, ...]:
     """The passes of a schedule, of parts that it shares with other values of its options."""
     if isinstance(work, Workload) and work.kind == "softmax":
@@ -114,10 +117,14 @@ def _read_or_made(name: str, key: tuple[object, ...], make: Callable[[], tuple[S
 
 
 @atexit.register
-def keep_on_disk() -> None:
-    """Write the schedules that were built here, and those of which more is known than when they were read."""
-    kept = [(name, passes) for name, (passes, before) in _to_shelve.items() if _exceeds(_known(passes), before)]
-    _to_shelve.clear()
+def keep_on_disk(among: tuple[Schedule, ...] | None = None) -> None:
+    """Write the schedules that were built here, and those of which more is known than when they were read.
+
+    All of them, or those that are `among` the ones that this process lets go of.
+    """
+    names = [name for name, (passes, _) in _to_shelve.items() if among is None or passes[0] in among]
+    done = [(name, *_to_shelve.pop(name)) for name in names]
+    kept = [(name, passes) for name, passes, before in done if _exceeds(_known(passes), before)]
     if kept:
         SHELF.keep((name, [(_without_many_steps(each), known_runs(each)) for each in passes]) for name, passes in kept)
 
@@ -144,8 +151,8 @@ def _without_many_steps(schedule: Schedule) -> Schedule:
 
 def _name_on_shelf(key: tuple[object, ...]) -> str:
     """The digest of all that schedules follow from."""
-    packages = [Path(str(tasp_lab.__file__)).parent / each for each in _SOURCES]
-    sources = digest_of_sources(*packages, Path(str(sim.__file__)).parent)
+    packages = [Path(__file__).parents[1] / each for each in _SOURCES]
+    sources = digest_of_sources(*packages, Path(repeated.__file__).parents[1])
     return sha256([sources, [_content(each) for each in key]])
 
 
