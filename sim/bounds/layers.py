@@ -199,8 +199,8 @@ def _runs_of(schedule: Schedule) -> Runs:
 def _entering(runs: Runs, outside: tuple[int, ...]) -> tuple[int, ...]:
     """The bytes that enter each rank, and those that enter the ranks `outside`; kept for schedules alike in both."""
     if outside not in runs.entering:
-        each = *([rank] for rank in range(len(runs.held))), list(outside)
-        runs.entering[outside] = tuple(runs.entering_bytes(ranks) for ranks in each)
+        several = *([rank] for rank in range(len(runs.held))), list(outside)
+        runs.entering[outside] = tuple(map(runs.entering_bytes, several))
     return runs.entering[outside]
 
 

@@ -20,24 +20,22 @@ import pickle
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
-from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tasp_lab.core.errors import OutputError, QuantityError
-from tasp_lab.core.files import TEMPORARY_SUFFIX, write_whole
+from tasp_lab.core.files import write_whole
 from tasp_lab.core.units import parse_size_bytes
 
-LIMIT = "TASP_LAB_CACHE_SIZE"
-"""The environment variable with the most bytes of a shelf, a size such as ``4GiB``; with 0 nothing is kept there."""
+LIMIT, DEFAULT_LIMIT = "TASP_LAB_CACHE_SIZE", "1GiB"
+"""The environment variable with the most bytes of a shelf, or 0 to keep nothing; and ten comparisons on 32 GPUs."""
 
-DEFAULT_LIMIT = "1GiB"
-"""Schedules of some ten comparisons on 32 GPUs."""
-
-_DIGEST_BYTES = 32
+_SUFFIX, _DIGEST_BYTES = ".kept", 32
 
 
 def read_kept(folders: Iterable[Path], name: str) -> memoryview | None:
@@ -76,59 +74,45 @@ def digest_of_sources(*packages: Path) -> str:
     return digest.hexdigest()
 
 
-_SUFFIX = ".kept"
-
-
-class KeptFile(NamedTuple):
-    """A file of a shelf: when it was used, in nanoseconds since 1970, and its size."""
-
-    used_ns: int
-    bytes: int
-    path: Path
-
-
+@dataclass(frozen=True)
 class Shelf:
-    """Objects in files of one folder, which several processes use at once.
+    """Objects in the files of a folder, which several processes use at once.
 
     Beyond a limit those are removed whose last use was longest ago.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    name: str
 
     @property
     def folder(self) -> Path:
         """Where the files are."""
-        return cache_folders()[0] / self._name
+        return cache_folders()[0] / self.name
 
     @property
     def limit_bytes(self) -> int:
         """The most bytes of all files. Raises `QuantityError` where the environment has no size."""
-        text = os.environ.get(LIMIT, "") or DEFAULT_LIMIT
+        text = os.environ.get(LIMIT) or DEFAULT_LIMIT
         try:
             return 0 if text == "0" else parse_size_bytes(text)
         except QuantityError as error:
             raise QuantityError(f"{LIMIT}: {error}, or 0 to keep nothing") from None
 
-    def files(self) -> list[KeptFile]:
-        """The files, those first whose last use was longest ago; with what interrupted processes left half written."""
+    def files(self) -> list[tuple[int, int, Path]]:
+        """The last use of each file in ns since 1970, in this order, its bytes and path."""
         files = []
         with suppress(OSError):
             for entry in os.scandir(self.folder):
-                if entry.name.endswith((_SUFFIX, TEMPORARY_SUFFIX)):
-                    with suppress(OSError):  # another process has removed it
-                        state = entry.stat()
-                        files.append(KeptFile(state.st_mtime_ns, state.st_size, Path(entry.path)))
+                with suppress(OSError):  # another process has removed it
+                    if entry.name.endswith((_SUFFIX, ".tmp")):  # or left half written by an interrupted process
+                        files.append((entry.stat().st_mtime_ns, entry.stat().st_size, Path(entry.path)))
         return sorted(files)
 
     def read(self, name: str) -> Any:
         """The object of this name, which counts as used now; None if there is none."""
         content = read_kept([self.folder], name + _SUFFIX) if self.limit_bytes else None
-        if content is None:
-            return None
         with suppress(OSError):
             os.utime(self.folder / (name + _SUFFIX))
-        return pickle.loads(content)
+        return None if content is None else pickle.loads(content)
 
     def keep(self, objects: Iterable[tuple[str, object]]) -> None:
         """Write objects by name, but for one that alone exceeds the limit, and remove what is too much."""
@@ -137,24 +121,21 @@ class Shelf:
         for name, value in objects:
             file = io.BytesIO()
             pickler = pickle.Pickler(file, pickle.HIGHEST_PROTOCOL)
-            pickler.dispatch_table = _REDUCERS
+            pickler.dispatch_table = {**copyreg.dispatch_table, np.ndarray: _reduce}
             pickler.dump(value)
             if file.tell() <= limit_bytes:
                 keep([self.folder], name + _SUFFIX, file.getvalue())
         with suppress(OSError):
             self.shrink(limit_bytes)
 
-    def shrink(self, most_bytes: int) -> list[KeptFile]:
-        """Remove files until the rest has at most so many bytes; returns them. Raises `OSError` for one that stays."""
-        files, removed = self.files(), []
-        total = sum(each.bytes for each in files)
-        for each in files:
-            if total <= most_bytes:
-                break
-            each.path.unlink(missing_ok=True)
-            total -= each.bytes
-            removed.append(each)
-        return removed
+    def shrink(self, most_bytes: int) -> None:
+        """Remove files until the rest has at most so many bytes. Raises `OSError` for one that stays."""
+        files = self.files()
+        rest_bytes = sum(size for _, size, _ in files)
+        for _, size, path in files:
+            if rest_bytes > most_bytes:
+                path.unlink(missing_ok=True)
+                rest_bytes -= size
 
 
 # Arrays in files. Most have numbers that need one or two of eight bytes: files take a third of the bytes.
@@ -165,8 +146,12 @@ _FEW = 256
 _NARROW = [(np.dtype(each), int(np.iinfo(each).min), int(np.iinfo(each).max)) for each in ("u1", "i2", "i4")]
 """Types that take fewer bytes, with their first and last numbers."""
 
+_Array = npt.NDArray[Any]
+_Dtype = np.dtype[Any]
+_Shape = tuple[int, ...]
 
-def _reduce(values: np.ndarray[Any, Any]) -> Any:
+
+def _reduce(values: _Array) -> Any:
     """What makes an array again; one that cannot change will not be able to, either."""
     if values.dtype.hasobject or (values.size < _FEW and values.flags.writeable):
         return values.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
@@ -175,43 +160,20 @@ def _reduce(values: np.ndarray[Any, Any]) -> Any:
     once = values[tuple(slice(0, 1) if each == 0 else slice(None) for each in values.strides)] if repeats else values
     if once.size < _FEW and once.shape == values.shape:
         return np.ndarray, (values.shape, values.dtype, values.tobytes())
-    flat, kinds = once.ravel(), {each[0] for each in (values.dtype.fields or {}).values()}
-    if len(kinds) == 1 and sum(each.itemsize for each in kinds) * len(values.dtype) == values.itemsize:
-        flat = flat.view(*kinds)  # records of equal fields
-    stored = np.packbits(flat) if flat.dtype == np.bool_ else _narrowed(flat)
-    form = flat.dtype, values.dtype, once.shape, values.shape, values.flags.writeable
-    return _restore, (stored.tobytes(), stored.dtype, *form)
+    flat = stored = once.ravel()
+    for narrow, least, most in _NARROW if flat.dtype.kind == "i" and len(flat) else ():
+        if narrow.itemsize < flat.itemsize and least <= flat.min() and flat.max() <= most:
+            stored = flat.astype(narrow)
+            break
+    form = stored.dtype, values.dtype, once.shape, values.shape, values.flags.writeable
+    return _restore, (stored.tobytes(), *form)
 
 
-def _narrowed(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Numbers of one dimension in a narrower type that has them all, if there is one."""
-    if values.dtype.kind == "i" and len(values):
-        low, high = values.min(), values.max()
-        for narrow, least, most in _NARROW:
-            if narrow.itemsize < values.itemsize and least <= low and high <= most:
-                return values.astype(narrow)
-    return values
-
-
-def _restore(
-    data: bytes,
-    stored: np.dtype[Any],
-    kind: np.dtype[Any],
-    dtype: np.dtype[Any],
-    once: tuple[int, ...],
-    shape: tuple[int, ...],
-    is_writeable: bool,
-) -> np.ndarray[Any, Any]:
-    """The array whose numbers of a `kind` were `stored` in another type, without axes that repeat."""
-    flat = np.frombuffer(data, stored)
-    if kind == np.bool_:
-        flat = np.unpackbits(flat, count=prod(once)).view(np.bool_)
-    elif stored != kind or is_writeable:
-        flat = flat.astype(kind)
+def _restore(data: bytes, stored: _Dtype, dtype: _Dtype, once: _Shape, shape: _Shape, is_writeable: bool) -> _Array:
+    """The array of a `dtype` whose values were `stored` as another one, without axes that repeat."""
+    flat: _Array = np.frombuffer(data, stored)
+    if stored != dtype or is_writeable:
+        flat = flat.astype(dtype)
     if not is_writeable and flat.flags.writeable:  # see `tasp_lab.core.arrays.frozen`
-        flat = np.frombuffer(flat.tobytes(), kind)
-    values = flat.view(dtype).reshape(once)
-    return values if once == shape else np.broadcast_to(values, shape)
-
-
-_REDUCERS = {**copyreg.dispatch_table, np.ndarray: _reduce}
+        flat = np.frombuffer(flat.tobytes(), dtype)
+    return flat.reshape(once) if once == shape else np.broadcast_to(flat.reshape(once), shape)

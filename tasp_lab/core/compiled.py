@@ -123,8 +123,7 @@ def _code_of(function: Callable[..., object], kind: Struct) -> bytes:
         digest.update(path.read_bytes())
     name = f"{function.__name__}-{digest.hexdigest()[:32]}.o"
     folders = cache_folders(package)
-    kept = read_kept(folders, name)
-    if kept is not None:
+    if (kept := read_kept(folders, name)) is not None:
         return bytes(kept)
     code = _compile(function, kind)
     keep(folders, name, code)

@@ -26,10 +26,6 @@ def check_picture_name(path: Path) -> None:
         raise OutputError(f"cannot write {_on_one_line(path)}: expected a name that ends in .png, .svg or .pdf")
 
 
-TEMPORARY_SUFFIX = ".tmp"
-"""How names of files end that are not whole yet."""
-
-
 def write_whole(path: Path, content: bytes, *, flush: bool = True) -> None:
     """Write `content` to `path` atomically, replacing an existing file and following symbolic links.
 
@@ -111,7 +107,7 @@ def _regular_target(path: Path) -> Path:
 
 def _create_temporary(folder: Path) -> Path:
     """A new empty file in `folder` with a unique name and default permissions."""
-    temporary = folder / f".tasp-lab-{secrets.token_hex(8)}{TEMPORARY_SUFFIX}"
+    temporary = folder / f".tasp-lab-{secrets.token_hex(8)}.tmp"
     os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     return temporary
 

@@ -235,6 +235,7 @@ def remembered(most: int, transfers: int = KEPT_TRANSFERS) -> Callable[[Function
                 kept[key] = result
             return result
 
+        recall.__dict__["kept"] = kept
         return cast(Function, recall)
 
     return keeping

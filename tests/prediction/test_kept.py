@@ -135,14 +135,14 @@ def test_what_is_found_later_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
     topology = load_machine("full-mesh:4").topology
     build_once("tasp", topology, LAYER, None, BOTH)
     end_process(monkeypatch)
-    bare = sum(each.bytes for each in SHELF.files())
+    bare = sum(size for _, size, _ in SHELF.files())
     predict("full-mesh:4", "tasp", LAYER, passes="both")
     end_process(monkeypatch)
-    known = {each.path: each.path.stat().st_ino for each in SHELF.files()}
-    assert sum(each.bytes for each in SHELF.files()) > 1.2 * bare
+    known = {path: path.stat().st_ino for _, _, path in SHELF.files()}
+    assert sum(size for _, size, _ in SHELF.files()) > 1.2 * bare
     predict("full-mesh:4", "tasp", LAYER, passes="both")
     end_process(monkeypatch)
-    assert {each.path: each.path.stat().st_ino for each in SHELF.files()} == known, "nothing is written again"
+    assert {path: path.stat().st_ino for _, _, path in SHELF.files()} == known, "nothing is written again"
 
 
 @pytest.mark.parametrize("break_it", [
@@ -158,8 +158,8 @@ def test_broken_files_are_built_again(
     first = ranking(LAYER)
     names = sorted(built)
     end_process(monkeypatch)
-    for each in SHELF.files():
-        break_it(each.path)
+    for _, _, path in SHELF.files():
+        break_it(path)
     built.clear()
     assert ranking(LAYER) == first
     assert sorted(built) == names
@@ -230,12 +230,12 @@ def test_schedules_go_within_the_limit_and_are_built_again(built: list[str], mon
     first = ranking(LAYER)
     monkeypatch.setenv(LIMIT, "300kB")
     end_process(monkeypatch)
-    assert 0 < sum(each.bytes for each in SHELF.files()) <= 300_000
+    assert 0 < sum(size for _, size, _ in SHELF.files()) <= 300_000
     built.clear()
     assert ranking(LAYER) == first
     assert built
     end_process(monkeypatch)
-    assert 0 < sum(each.bytes for each in SHELF.files()) <= 300_000
+    assert 0 < sum(size for _, size, _ in SHELF.files()) <= 300_000
 
 
 def test_what_memory_lets_go_of_is_on_disk(built: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,22 +18,19 @@ def cache(*, clear: Annotated[bool, flag(RUN)] = False, json: Json = False) -> N
     Args:
         clear: Remove them.
     """
-    from tasp_lab.core.cache import LIMIT
     from tasp_lab.core.units import format_size_about
     from tasp_lab.prediction.kept import SHELF
 
-    limit_bytes, removed = SHELF.limit_bytes, SHELF.shrink(0) if clear else []
-    files = SHELF.files()
-    size_bytes, removed_bytes = (sum(each.bytes for each in some) for some in (files, removed))
+    before = sum(size for _, size, _ in SHELF.files())
+    if clear:
+        SHELF.shrink(0)
+    files, folder, limit_bytes = SHELF.files(), str(SHELF.folder), SHELF.limit_bytes
+    size_bytes = sum(size for _, size, _ in files)
     if json:
-        print_json({
-            "folder": str(SHELF.folder), "files": len(files), "bytes": size_bytes, "limit_bytes": limit_bytes,
-            "removed_files": len(removed), "removed_bytes": removed_bytes,
-        })  # fmt: skip
+        print_json({"folder": folder, "files": len(files), "bytes": size_bytes, "limit_bytes": limit_bytes,
+                    "removed_bytes": before - size_bytes})  # fmt: skip
         return
-    of_limit = f"of at most {format_size_about(limit_bytes)}" if limit_bytes else f"and {LIMIT}=0 adds none"
-    print_parts([
-        *([f"removed {len(removed)} files, {format_size_about(removed_bytes)}"] if clear else []),
-        f"{len(files)} files of schedules, {format_size_about(size_bytes)} {of_limit}, in {SHELF.folder}",
-        f"TASP_LAB_CACHE sets another folder, {LIMIT}=4GiB another limit; tasp-lab cache --clear removes the files",
-    ])  # fmt: skip
+    removed = f"removed {format_size_about(before - size_bytes)}; " if clear else ""
+    size, most = format_size_about(size_bytes), format_size_about(limit_bytes)
+    print_parts([f"{removed}{len(files)} files of schedules, {size} of at most {most}, in {folder}",
+                 "TASP_LAB_CACHE sets another folder, TASP_LAB_CACHE_SIZE=4GiB another limit"])  # fmt: skip
