@@ -161,10 +161,10 @@ def _reduce(values: _Array) -> Any:
     if once.size < _FEW and once.shape == values.shape:
         return np.ndarray, (values.shape, values.dtype, values.tobytes())
     flat = stored = once.ravel()
-    for narrow, least, most in _NARROW if flat.dtype.kind == "i" and len(flat) else ():
-        if narrow.itemsize < flat.itemsize and least <= flat.min() and flat.max() <= most:
-            stored = flat.astype(narrow)
-            break
+    if flat.dtype.kind == "i" and len(flat):
+        low, high = flat.min(), flat.max()
+        narrow = next((each for each, least, most in _NARROW if least <= low and high <= most), flat.dtype)
+        stored = flat.astype(narrow, copy=False)
     form = stored.dtype, values.dtype, once.shape, values.shape, values.flags.writeable
     return _restore, (stored.tobytes(), *form)
 
