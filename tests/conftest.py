@@ -42,6 +42,8 @@ ROOT = Path(__file__).parent.parent
 # Tests that change a copy of the packages find the machine code of the simulator, and do not compile it again.
 os.environ.setdefault("TASP_LAB_CACHE", str(ROOT / "sim" / "array" / "__pycache__"))
 
+os.environ["TASP_LAB_CACHE_SIZE"] = "0"  # no test depends on the schedules of earlier runs
+
 QUICK_NOTEBOOKS = ("01_the_idea.ipynb", "11_your_own_schedule.ipynb")
 
 

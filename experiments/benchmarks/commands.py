@@ -124,6 +124,7 @@ def run_command(arguments: Iterable[str], installed: Path | None = None) -> Run:
         program = [str(installed / "bin/tasp-lab")]
         environment.pop("PYTHONPATH", None)
         environment["TASP_LAB_CACHE"] = str(installed / "machine_code")
+    environment["TASP_LAB_CACHE_SIZE"] = "0"  # a new question each time
     started_s = time.perf_counter()
     process = subprocess.Popen([*program, *arguments], stdout=subprocess.DEVNULL, env=environment)
     # Not getrusage of all children: its peak memory is that of the largest child so far.

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 
@@ -68,6 +68,17 @@ def _runs(schedule: Schedule) -> list[RepeatedRun]:
     return []
 
 
+def known_runs(schedule: Schedule) -> list[RepeatedRun]:
+    """What `time_s` has found of a schedule, to be kept for another process."""
+    return cast(list[RepeatedRun], _runs.__dict__["kept"].get((schedule, ((), ())), []))
+
+
+def use_runs(schedule: Schedule, runs: Sequence[RepeatedRun]) -> None:
+    """Let `time_s` use what it has found in another process."""
+    if runs:
+        _runs(schedule)[:] = runs
+
+
 class RepeatedRun:
     """The time of a schedule on any number of machines that differ in numbers alone.
 
@@ -106,9 +117,14 @@ class RepeatedRun:
         self._hop_of_cost = np.full(len(self._operations.costs), len(hops))
         self._hop_of_cost[self._operations.cost[:, : len(hop)]] = hop
         self._places = library.places(*self._hops)
-        self._network = self._last = self._network_of(machine.topology)
+        self._last: _Network | None = self._network_of(machine.topology)
+        self._fixed, self._alike = _fixed(machine), self._last.alike
         self._programs: dict[object, Program] = {}
         self._known: dict[object, float] = {}
+
+    def __getstate__(self) -> dict[str, object]:
+        """All but the first machine, which `RepeatedRuns` alone asks for, and networks, of which another one is new."""
+        return vars(self) | {"_first": None, "_last": None}
 
     def time_s(self, machine: Machine) -> float:
         """The time on a machine that differs from the first one in numbers alone, in seconds."""
@@ -118,12 +134,12 @@ class RepeatedRun:
 
     def time_if_alike_s(self, machine: Machine) -> float | None:
         """The time in seconds, simulated once per set of numbers; None if the machine differs in more than these."""
-        if _fixed(machine) != _fixed(self._first):
+        if _fixed(machine) != self._fixed:
             return None
         library, network = machine.comm_library.bind(self._call), self._last
-        if machine.topology is not network.topology:  # samples often have one
+        if network is None or machine.topology is not network.topology:  # samples often have one
             network = self._last = self._network_of(machine.topology)
-        if network.alike != self._network.alike or not np.array_equal(library.places(*self._hops), self._places):
+        if network.alike != self._alike or not np.array_equal(library.places(*self._hops), self._places):
             return None
         costs = self._costs(library, machine, network)
         if costs is None:

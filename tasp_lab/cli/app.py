@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, int | None]] = {
     "accuracy": ("tasp_lab.cli.commands.measure", 6),
     "calibrate": ("tasp_lab.cli.commands.measure", 7),
     "profile": ("tasp_lab.cli.commands.machines", None),
+    "cache": ("tasp_lab.cli.commands.cache", 9),
     "doctor": ("tasp_lab.cli.commands.fabric", 9),
     "gpu-check": ("tasp_lab.cli.commands.fabric", 10),
 }

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from struct import pack
 from threading import Lock
@@ -24,8 +22,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from tasp_lab.core.assembly import FLOAT, INT, Rows, Struct, result_of, translate
-from tasp_lab.core.errors import OutputError
-from tasp_lab.core.files import write_whole
+from tasp_lab.core.cache import cache_folders, keep, read_kept
 
 Result = TypeVar("Result")
 
@@ -116,7 +113,7 @@ def _machine() -> Any:
 def _code_of(function: Callable[..., object], kind: Struct) -> bytes:
     """The object code of a function for these types; from disk if it is there.
 
-    It is kept under a digest of the types, the platform, and the sources, with a digest of itself in front.
+    It is kept under a digest of the types, the platform, and the sources.
     """
     from llvmlite import binding
 
@@ -125,25 +122,12 @@ def _code_of(function: Callable[..., object], kind: Struct) -> bytes:
     for path in (Path(__file__), Path(__file__).with_name("assembly.py"), *sorted(package.glob("*.py"))):
         digest.update(path.read_bytes())
     name = f"{function.__name__}-{digest.hexdigest()[:32]}.o"
-    for folder in _folders(package):
-        with suppress(OSError):
-            content = (folder / name).read_bytes()
-            if hashlib.sha256(content[32:]).digest() == content[:32]:
-                return content[32:]
+    folders = cache_folders(package)
+    if (kept := read_kept(folders, name)) is not None:
+        return bytes(kept)
     code = _compile(function, kind)
-    for folder in _folders(package):
-        with suppress(OSError, OutputError):  # without a folder to keep it in it is made anew each time
-            folder.mkdir(parents=True, exist_ok=True)
-            write_whole(folder / name, hashlib.sha256(code).digest() + code)
-            break
+    keep(folders, name, code)
     return code
-
-
-def _folders(package: Path) -> list[Path]:
-    """Where object code is kept: ``TASP_LAB_CACHE``, beside the package, or in the cache of the user."""
-    given = os.environ.get("TASP_LAB_CACHE")
-    users = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return [Path(given)] if given else [package / "__pycache__", users / "tasp-lab"]
 
 
 def _compile(function: Callable[..., object], kind: Struct) -> bytes:

@@ -26,8 +26,10 @@ def check_picture_name(path: Path) -> None:
         raise OutputError(f"cannot write {_on_one_line(path)}: expected a name that ends in .png, .svg or .pdf")
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes, *, flush: bool = True) -> None:
     """Write `content` to `path` atomically, replacing an existing file and following symbolic links.
+
+    Without `flush` a crash of the system may leave another content.
 
     Raises `OutputError`, with path and reason on one line, on failure; no partial file remains.
     """
@@ -37,8 +39,9 @@ def write_whole(path: Path, content: bytes) -> None:
         try:
             with open(temporary, "wb") as file:
                 file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+                if flush:
+                    file.flush()
+                    os.fsync(file.fileno())
             os.replace(temporary, target)
         except BaseException:
             _remove(temporary)

@@ -140,6 +140,7 @@ def deal(
     jobs: int,
     shared: Sequence[object] = (),
     begin: Callable[[int], None] = lambda number: None,
+    end: Callable[[], None] = lambda: None,
 ) -> list[Result]:
     """The results in the order of the items, which this process and copies of it take one after the other.
 
@@ -149,6 +150,7 @@ def deal(
     jobs : processes, this one among them; one where processes cannot be copied safely.
     shared : objects that results may refer to, instead of bringing copies of them.
     begin : called here with the number of each item, in order, once it has begun.
+    end : called in each copy when it has no more items.
 
     Raises `RunError` if a copy ends early. An interrupt ends all.
     """
@@ -181,6 +183,7 @@ def deal(
             except Exception as error:
                 done.append((number, error))
                 break
+        end()
         file = io.BytesIO()
         _Pickler(file, shared).dump(done)
         connection.send_bytes(file.getvalue())

@@ -43,6 +43,7 @@ from tasp_lab.prediction.inputs import (
     as_schedules,
     check_call,
 )
+from tasp_lab.prediction.kept import keep_on_disk
 from tasp_lab.prediction.paired import paired_errors, setting_of
 from tasp_lab.prediction.provenance import Provenance, plain
 from tasp_lab.prediction.question import (
@@ -254,7 +255,7 @@ def _simulated(
         total, work = len(questions), questions[0].work
         shared = [on, on.machine, on.machine.topology, on.uncertainty_for(work), work]
         found = deal(lambda each: outcome_of(each, on, bar, tune, screens), questions, jobs, shared,
-                     lambda number: count(number, total, questions[number].name))  # fmt: skip
+                     lambda number: count(number, total, questions[number].name), keep_on_disk)  # fmt: skip
         count(total, total, "")
         return found
 

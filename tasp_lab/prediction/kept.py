@@ -1,18 +1,31 @@
 """Schedules that are built once for many questions: those that differ in numbers of the machine alone share them.
 
 passes = build_once("tasp", machine.topology, layer, rings, options)
+
+They are kept on disk, too (`SHELF`), with all that was found of them until the process ends or lets go of them.
 """
 
 from __future__ import annotations
 
+import atexit
+from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from sim.array import repeated
+from sim.array.repeated import known_runs, use_runs
+from tasp_lab.core.cache import Shelf, digest_of_sources
+from tasp_lab.prediction.provenance import plain, sha256, topology_inputs
 from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.model import LazySteps
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
 from tasp_lab.schedules.build import build_schedules, followed, order_of_names
-from tasp_lab.schedules.registry import uses_rings
+from tasp_lab.schedules.registry import is_own, uses_rings
 from tasp_lab.topology.graph import Topology
 from tasp_lab.workload.layer import Work, Workload
 
@@ -30,18 +43,27 @@ _kept: dict[object, tuple[Schedule, ...]] = {}
 _large: list[LazySteps] = []
 """The steps of the last large schedule."""
 
+SHELF = Shelf("schedules")
+"""Schedules with their facts, and what simulations of them need on any machine."""
+
+_SOURCES = "core", "machines", "prediction", "rings", "schedule", "schedules", "topology", "workload"
+"""Packages whose classes and functions make what is on the shelf, and the simulator beside them."""
+
+_to_shelve: dict[str, tuple[tuple[Schedule, ...], int]] = {}
+"""Schedules by their names on the shelf, and how much is known of them there, see `_known`."""
+
 
 def build_once(
     name: str, topology: Topology, work: Work, rings: Decomposition | None, options: AttentionOptions
 ) -> tuple[Schedule, ...]:
     """The passes of a schedule, see `tasp_lab.schedules.build.build_schedules`."""
     searched = rings is None and uses_rings(name)
-    around = None if rings is None else (rings.rings.tobytes(), rings.shares, rings.fold)
+    around = None if rings is None else (rings.rings.tobytes().hex(), rings.shares, rings.fold)
     key = name, topology if searched else followed(name, topology, options), work, around, options
     # popped and put back: a dictionary is in the order of insertion, so the oldest is the first one
-    _kept[key] = passes = _kept.pop(key, None) or _of_parts(name, topology, work, rings, options)
+    _kept[key] = passes = _kept.pop(key, None) or _of_parts(key, topology, rings)
     while len(_kept) > 1 and (len(_kept) > MOST_KEPT or sum(map(_kept_transfers, _kept.values())) > MOST_TRANSFERS):
-        del _kept[next(iter(_kept))]
+        keep_on_disk(_kept.pop(next(iter(_kept))))
     return passes
 
 
@@ -50,10 +72,9 @@ def _kept_transfers(passes: tuple[Schedule, ...]) -> int:
     return sum(each.transfers for each in passes if each.transfers <= MANY_KEPT)
 
 
-def _of_parts(
-    name: str, topology: Topology, work: Work, rings: Decomposition | None, options: AttentionOptions
-) -> tuple[Schedule, ...]:
+def _of_parts(key: tuple[Any, ...], topology: Topology, rings: Decomposition | None) -> tuple[Schedule, ...]:
     """The passes of a schedule, of parts that it shares with other values of its options."""
+    name, _, work, _, options = key
     if isinstance(work, Workload) and work.kind == "softmax":
         if options.passes == "both" and options.dataflow in ("rotate-kv", "rotate-q"):  # two have one forward pass
             backward = build_once(name, topology, work, rings, replace(options, passes="backward"))
@@ -63,9 +84,50 @@ def _of_parts(
         if order is not None:
             from tasp_lab.schedules.attention.rank_order import on_ranks  # families alone have groups
 
-            consecutive = build_once(name, topology, work, rings, replace(options, groups="consecutive"))
-            return keep_steps(tuple(on_ranks(each, order) for each in consecutive))
-    return keep_steps(build_schedules(name, topology, work, rings, options))
+            consecutive = partial(build_once, name, topology, work, rings, replace(options, groups="consecutive"))
+            if np.array_equal(order, np.arange(len(order))):
+                return consecutive()
+            return _read_or_made(key, lambda: tuple(on_ranks(each, order) for each in consecutive()))
+    return _read_or_made(key, lambda: build_schedules(name, topology, work, rings, options))
+
+
+def _read_or_made(key: tuple[Any, ...], make: Callable[[], tuple[Schedule, ...]]) -> tuple[Schedule, ...]:
+    """Schedules of the shelf, or of a builder; only those of tasp-lab itself, whose sources are part of the name."""
+    if not SHELF.limit_bytes or not is_own(key[0]):
+        return keep_steps(make())
+    read = SHELF.read(file := _name_on_shelf(key))
+    passes = keep_steps(make() if read is None else tuple(schedule for schedule, _ in read))
+    for schedule, runs in read or ():
+        use_runs(schedule, runs)
+    _to_shelve[file] = passes, -1 if read is None else _known(passes)
+    return passes
+
+
+@atexit.register
+def keep_on_disk(among: tuple[Schedule, ...] | None = None) -> None:
+    """Write schedules that were built here, or of which more was found than was read: all, or those `among` some."""
+    names = [name for name, (passes, _) in _to_shelve.items() if among is None or passes[0] in among]
+    done = [(name, *_to_shelve.pop(name)) for name in names]
+    if more := [(name, passes) for name, passes, before in done if _known(passes) > before]:
+        SHELF.keep((name, [(each, known_runs(each)) for each in passes]) for name, passes in more)
+
+
+def _known(passes: tuple[Schedule, ...]) -> int:
+    """How many facts of schedules are known, and for how many forms of machines they are ready to be simulated."""
+    return sum(len(vars(each)) + len(each.facts) + len(known_runs(each)) for each in passes)
+
+
+def _name_on_shelf(key: tuple[Any, ...]) -> str:
+    """The digest of all that schedules follow from."""
+    packages = [Path(__file__).parents[1] / each for each in _SOURCES]
+    sources = digest_of_sources(*packages, Path(repeated.__file__).parents[1])
+    return sha256([sources, [_topology_content(each) if isinstance(each, Topology) else plain(each) for each in key]])
+
+
+@lru_cache(maxsize=4)
+def _topology_content(topology: Topology) -> str:
+    more = {"forwarding": plain(topology.forwarding), "grid": plain(topology.grid), "exact": topology.is_exact}
+    return sha256(topology_inputs(topology) | more)
 
 
 def keep_steps(passes: tuple[Schedule, ...]) -> tuple[Schedule, ...]:

@@ -161,6 +161,10 @@ class LazySteps(Sequence[Step]):
         """Make each step anew whenever it is needed, from now on."""
         object.__setattr__(self, "_kept", None)
 
+    def __getstate__(self) -> dict[str, object]:
+        """All but the steps that are kept, which are faster made than read."""
+        return {name: {} if name == "_kept" and value else value for name, value in vars(self).items()}
+
     def prove(self, schedule: ScheduleModel) -> int | None:
         """The number of transfers, if the form of the steps proves the schedule valid; else None: it is replayed."""
         return None

@@ -42,7 +42,6 @@ from dataclasses import dataclass, field
 from functools import cached_property, update_wrapper, wraps
 from threading import Lock
 from typing import Generic, TypeVar, cast
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -126,9 +125,15 @@ class Schedule(ScheduleModel):
     def renamed(self, name: str) -> Schedule:
         """The same schedule under another name. It is not proven again, as `dataclasses.replace` would do."""
         schedule = copy(self)
-        schedule.__dict__.pop("digest", None)  # a cached value, which depends on the name
+        for cached in ("digest", "facts"):  # values that may depend on the name
+            schedule.__dict__.pop(cached, None)
         object.__setattr__(schedule, "name", name)
         return schedule
+
+    @cached_property
+    def facts(self) -> dict[str, object]:
+        """The results of `OncePerSchedule`, by the name of the function. They travel with the schedule."""
+        return {}
 
     @cached_property
     def digest(self) -> str:
@@ -185,18 +190,18 @@ class OncePerSchedule(Generic[Result]):
 
     def __init__(self, function: Callable[[Schedule], Result]) -> None:
         self._function = function
-        self._kept: WeakKeyDictionary[Schedule, Result] = WeakKeyDictionary()
+        self._name = f"{function.__module__}.{function.__qualname__}"
         update_wrapper(self, function)
 
     def __call__(self, schedule: Schedule) -> Result:
-        if schedule not in self._kept:
-            self._kept[schedule] = self._function(schedule)
-        return self._kept[schedule]
+        if self._name not in schedule.facts:
+            schedule.facts[self._name] = self._function(schedule)
+        return cast(Result, schedule.facts[self._name])
 
     def keep(self, schedule: Schedule, result: Callable[[], Result]) -> None:
         """Keep a result that was found on the way to something else, unless it is known."""
-        if schedule not in self._kept:
-            self._kept[schedule] = result()
+        if self._name not in schedule.facts:
+            schedule.facts[self._name] = result()
 
 
 KEPT_TRANSFERS = 200_000
@@ -230,6 +235,7 @@ def remembered(most: int, transfers: int = KEPT_TRANSFERS) -> Callable[[Function
                 kept[key] = result
             return result
 
+        recall.__dict__["kept"] = kept
         return cast(Function, recall)
 
     return keeping
