@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tasp_lab.core.units import Number
 from tasp_lab.timeline.events import SEND, Event, Timeline
@@ -27,7 +27,9 @@ def critical_path(timeline: Timeline) -> list[tuple[str, Number]]:
     delivered: dict[tuple[int, int], list[Event]] = defaultdict(list)
     to: dict[int, list[Event]] = defaultdict(list)
     before: dict[int, Event | None] = {}
+    number: dict[int, int] = {}  # what takes no time waits for nothing that comes later in this order
     for event in sorted(timeline.events, key=lambda event: (event.start_s, event.step)):
+        number[id(event)] = len(number)
         lane = on_lane[event.rank, event.lane]
         before[id(event)] = lane[-1] if lane else None
         lane.append(event)
@@ -38,9 +40,9 @@ def critical_path(timeline: Timeline) -> list[tuple[str, Number]]:
 
     def delivering(event: Event) -> Event | None:
         blocks = event.blocks if event.kind == SEND else ()
-        last = [_last_until(delivered[event.rank, block], event) for block in blocks]
+        last = [_last_until(delivered[event.rank, block], event, number) for block in blocks]
         latest = max(filter(None, last), key=lambda other: float(other.end_s), default=None)
-        return latest or _last_until(to[event.rank], event)
+        return latest or _last_until(to[event.rank], event, number)
 
     return follow(timeline.events[-1] if timeline.events else None, lambda event: before[id(event)], delivering)
 
@@ -91,14 +93,11 @@ def kind_of(what: str, topology: Topology) -> str:
     return what
 
 
-def _last_until(events: Sequence[Event], event: Event) -> Event | None:
-    """The last of the events, sorted by end time, that had ended when `event` started."""
-    slack_s = 1e-9 * float(
-        event.start_s
-    )  # in floats an event may start a rounding error before what it waited for ends
+def _last_until(events: Sequence[Event], event: Event, number: Mapping[int, int]) -> Event | None:
+    """The last of the events, sorted by end time, that had ended when `event` started and has a lower number."""
+    slack_s = 1e-9 * float(event.start_s)  # in floats it may start a rounding error before what it waited for ends
     at = bisect_right(events, float(event.start_s) + slack_s, key=lambda other: float(other.end_s))
-    last = events[at - 1] if at else None
-    return None if last is event else last
+    return next((events[n] for n in range(at - 1, -1, -1) if number[id(events[n])] < number[id(event)]), None)
 
 
 def time_by_kind(timeline: Timeline, topology: Topology) -> list[tuple[str, float]]:

@@ -19,7 +19,7 @@ from tasp_lab.schedules.attention.forward import attention
 from tasp_lab.schedules.build import collective
 from tasp_lab.schedules.collectives.all_gather import ring_all_gather
 from tasp_lab.timeline.critical_path import critical_path, kind_of
-from tasp_lab.timeline.events import Timeline
+from tasp_lab.timeline.events import SEND, Event, Timeline
 from tasp_lab.topology.builders import full_mesh, nodes, switch
 from tasp_lab.topology.graph import SharedCapacity, Topology
 from tasp_lab.workload.layer import Workload
@@ -49,6 +49,13 @@ def test_the_chain_of_a_layer_adds_up(name: str, rate: Fraction) -> None:
 
 def test_nothing_takes_no_time() -> None:
     assert critical_path(Timeline("predicted", "none", "none", 1, ())) == []
+
+
+def test_messages_that_take_no_time_do_not_wait_for_each_other() -> None:
+    waited = (("waiting for block", 1.0),)
+    events = [Event(rank, 0, 1, SEND, 1 - rank, rank, 0, 1.0, 1.0, "", "block", spent=waited) for rank in (0, 1)]
+    first = Event(1, 1, 0, SEND, 0, 0, 8, 0.0, 1.0, "1->0", "", spent=(("1->0", 1.0),))
+    assert critical_path(Timeline("predicted", "two", "pair", 2, (first, *events))) == [("1->0", 1.0)]
 
 
 def test_kinds() -> None:
