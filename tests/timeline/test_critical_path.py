@@ -54,7 +54,7 @@ def test_nothing_takes_no_time() -> None:
 def test_messages_that_take_no_time_do_not_wait_for_each_other() -> None:
     waited = (("waiting for block", 1.0),)
     events = [Event(rank, 0, 1, SEND, 1 - rank, rank, 0, 1.0, 1.0, "", "block", spent=waited) for rank in (0, 1)]
-    first = Event(1, 1, 0, SEND, 0, 0, 8, 0.0, 1.0, "1->0", "", spent=(("1->0", 1.0),))
+    first = Event(1, 1, 0, SEND, 0, 2, 8, 0.0, 1.0, "1->0", "", spent=(("1->0", 1.0),))
     assert critical_path(Timeline("predicted", "two", "pair", 2, (first, *events))) == [("1->0", 1.0)]
 
 
