@@ -3,7 +3,8 @@
 ``python -m experiments.benchmarks.commands [PAGE ...]`` runs each command of ``commands.toml`` in a process of its own,
 with bytecode kept as that of an installed package is, and writes ``experiments/benchmarks/results/PAGE.md`` and
 ``.json``. First answers are those of a new virtual environment with the package and its dependencies, and without
-machine code: the folder where that is kept is emptied before each run, but not where a row `is_again`.
+machine code: the folder where that is kept is emptied before each run, but not where a row `is_again`. Schedules that
+earlier commands left on disk are used where a row says `after` which command.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ SHORT_S = 30.0
 
 RESULTS = Path(__file__).parent / "results"
 CASES: Mapping[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-PAGES = ("commands", "first_answers", "scale", "study_speed")
+PAGES = ("commands", "first_answers", "again", "scale", "study_speed")
 BYTECODE = Path(tempfile.gettempdir()) / "tasp-lab-bytecode"
 
 COLUMNS: Formats = {
@@ -48,6 +49,7 @@ POINTS: Formats = {
 
 
 AGAIN: Formats = {"machine code": lambda row: "kept" if row["is_again"] else "none yet"}
+AFTER: Formats = {"asked before": lambda row: f"`{row['after']}`" if row["after"] else ""}
 
 
 class Run(NamedTuple):
@@ -85,9 +87,14 @@ def install(folder: Path) -> None:
 
 def _command(row: Mapping[str, Any], most: int, installed: Path | None = None) -> Record:
     """The medians of several runs of a command, of the package here or of that which is `installed` in a folder."""
-    arguments = row["command"].format(layer=CASES["layer"])
+    arguments, before = (row.get(name, "").format(layer=CASES["layer"]) for name in ("command", "after"))
 
     def run() -> Run:
+        if "after" in row:
+            with tempfile.TemporaryDirectory() as shelf:
+                if before:
+                    run_command(before.split(), shelf=shelf)
+                return run_command(arguments.split(), shelf=shelf)
         if installed is not None and not row["is_again"]:
             shutil.rmtree(installed / "machine_code", ignore_errors=True)
         return run_command(arguments.split(), installed)
@@ -95,6 +102,7 @@ def _command(row: Mapping[str, Any], most: int, installed: Path | None = None) -
     runs = [run()]
     while len(runs) < most and runs[0].seconds < SHORT_S:
         runs.append(run())
+    row = {**row, "after": before} if "after" in row else row
     return {**row, "command": arguments, **_medians(runs), "runs_s": [run.seconds for run in runs]}
 
 
@@ -113,8 +121,11 @@ def _medians(runs: Iterable[Run]) -> Record:
     return dict(zip(Run._fields, map(statistics.median, zip(*runs, strict=True)), strict=True))
 
 
-def run_command(arguments: Iterable[str], installed: Path | None = None) -> Run:
-    """Run a command in a process of its own. Raises `SystemExit` if it fails."""
+def run_command(arguments: Iterable[str], installed: Path | None = None, shelf: str | None = None) -> Run:
+    """Run a command in a process of its own, with the schedules that are kept in a folder, `shelf`, or none.
+
+    Raises `SystemExit` if it fails.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment["OMP_NUM_THREADS"] = "1"
     program = [sys.executable, "-m", "tasp_lab.cli"]
@@ -124,7 +135,10 @@ def run_command(arguments: Iterable[str], installed: Path | None = None) -> Run:
         program = [str(installed / "bin/tasp-lab")]
         environment.pop("PYTHONPATH", None)
         environment["TASP_LAB_CACHE"] = str(installed / "machine_code")
-    environment["TASP_LAB_CACHE_SIZE"] = "0"  # a new question each time
+    if shelf is None:
+        environment["TASP_LAB_CACHE_SIZE"] = "0"  # a new question each time
+    else:
+        environment["XDG_CACHE_HOME"] = shelf
     started_s = time.perf_counter()
     process = subprocess.Popen([*program, *arguments], stdout=subprocess.DEVNULL, env=environment)
     # Not getrusage of all children: its peak memory is that of the largest child so far.
@@ -156,7 +170,7 @@ def page(name: str, record: Record) -> str:
     """The page of a record."""
     case, rows, made = CASES[name], record["rows"], record["machine"]
     columns = {**COLUMNS, **(RANKS if "ranks" in rows[0] else {}), **(POINTS if "points" in rows[0] else {})}
-    columns |= AGAIN if "is_again" in rows[0] else {}
+    columns |= (AGAIN if "is_again" in rows[0] else {}) | (AFTER if "after" in rows[0] else {})
     runs = "one run each" if case["runs"] == 1 else f"medians of {case['runs']} runs, one above {SHORT_S:g} s"
     head = (
         f"Whole commands of `tasp-lab`, {runs}, made by `python -m experiments.benchmarks.commands {name}` on "
