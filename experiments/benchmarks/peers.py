@@ -51,17 +51,18 @@ ASTRA = """
 
 *ASTRA-sim* is astra-sim/astra-sim at 518bd51, the analytical backend that models congestion. To have its rows, clone it
 with its submodules, run `build/astra_analytical/build.sh` and set `ASTRA_SIM` to the path of
-`AstraSim_Analytical_Congestion_Aware`. The build measured here has astra-sim/astra-network-analytical at 599a047 and,
-with one line that declares its names, the trace reader of astra-sim/chakra at f37c2bb.
+`AstraSim_Analytical_Congestion_Aware`. The build measured here has other commits of submodules:
+astra-sim/astra-network-analytical at 599a047, spdlog 1.13.0, and the trace reader of astra-sim/chakra at f37c2bb with
+an added line that brings its classes into the namespace Chakra.
 
 Around one ring it runs its own ring algorithm, on its topology *Ring*, in one chunk; around several rings it reads the
 Chakra traces of our schedule on *FullyConnected*, the writing of which is not timed. It prints no times of parts, so
 compare *whole*.
 
-Its predicted times differ by {difference:.3%} at most. In both models a message takes the latency and its bytes over
-the bandwidth, and the link is free again when its bytes are sent, before the latency has passed. ASTRA-sim counts whole
-nanoseconds, rounds each message down, and adds to each step of its own ring an endpoint delay, here 1 ns, the least.
-It would also read and write memory for additions, here at a bandwidth so high that they take no time.
+Its predicted times differ from ours by {difference:.3%} at most. In both models a message takes the latency and its
+bytes over the bandwidth, and the link is free again when its bytes are sent, before the latency has passed. ASTRA-sim
+counts whole nanoseconds, rounds each message down, and adds to each step of its own ring an endpoint delay, here 1 ns,
+the least. It would also read and write memory for additions, here at a bandwidth so high that they take no time.
 """
 
 
