@@ -1,20 +1,18 @@
 """One simulation by one of our engines, as a process started by `experiments.benchmarks.peers`.
 
-``python -m experiments.benchmarks.peer_run array full-mesh:64 ring`` prints JSON: the seconds for finding rings, for
-building and proving the schedule, for the proof alone and for the simulation; the predicted time; and the peak memory
-of the process. Every block has `BLOCK_BYTES`. A warm-up with four ranks loads all modules before the timing.
+``python -m experiments.benchmarks.peer_run array full-mesh:64 ring`` prints JSON: the processor seconds for finding
+rings, for building and proving the schedule, for the proof alone and for the simulation; and the predicted time. Every
+block has `BLOCK_BYTES`. A warm-up with four ranks loads all modules before the timing.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -57,7 +55,6 @@ def _measure(simulate_it: Simulate, machine: Machine, name: str) -> dict[str, fl
     decomposition, rings_s = timed(partial(rings_of, machine.topology, name))
     schedule, prepared_s = timed(partial(_schedule, machine.topology, name, decomposition))
     time_s, simulated_s = timed(partial(simulate_it, schedule, machine))
-    peak_bytes = _peak_bytes()
     return {
         "rings_s": rings_s if decomposition else 0.0,
         "prepared_s": prepared_s,
@@ -65,7 +62,6 @@ def _measure(simulate_it: Simulate, machine: Machine, name: str) -> dict[str, fl
         "simulated_s": simulated_s,
         "time_s": float(time_s),
         "transfers": schedule.transfers,
-        "peak_bytes": peak_bytes,
     }
 
 
@@ -79,10 +75,10 @@ def topology_of(text: str) -> Topology:
 
 
 def timed(work: Callable[[], T]) -> tuple[T, float]:
-    """The result of a function, and its duration in seconds."""
-    began = time.perf_counter()
+    """The result of a function, and its processor time in seconds."""
+    began = time.process_time()
     result = work()
-    return result, time.perf_counter() - began
+    return result, time.process_time() - began
 
 
 def rings_of(topology: Topology, name: str) -> Decomposition | None:
@@ -139,12 +135,6 @@ def _recurrence(schedule: Schedule, machine: Machine) -> Number:
         left_s = np.maximum(left_s, there_s) + stream_s
         there_s = np.roll(left_s + float(route.latency_s), 1, axis=1)
     return float(there_s.max())
-
-
-def _peak_bytes() -> int:
-    """The peak memory of this process; the value of `resource` may be its parent's."""
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    return 1024 * int(found[1]) if found else 0
 
 
 SYSTEMS: Mapping[str, Simulate] = {"simpy": _simulate_simpy, "array": _simulate_array, "numpy": _recurrence}

@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,40 +114,58 @@ def topologies() -> dict[str, Topology]:
 
 def run(binary: str, block: str, schedule: Schedule) -> float:
     """The time of a collective in ASTRA-sim, in seconds. Raises `RunError` if it does not end."""
-    kind = next(kind for kind in SETTINGS if kind in collectives_of(schedule))
     counts = (RANKS // 2, 2) if block == TWO_NODES else (RANKS,)
     blocks = ("FullyConnected",) * 2 if block == TWO_NODES else (block.split(",")[0],)
-    system = {
-        "scheduling-policy": "LIFO",
-        "endpoint-delay": 1,
-        "active-chunks-per-dimension": 1,
-        "preferred-dataset-splits": 1,
-        f"{SETTINGS[kind]}-implementation-custom": ["plan"],
-        "local-mem-bw": 1600,
-    }
     network = {
         "topology": blocks,
         "npus_count": counts,
         "bandwidth": (BANDWIDTH_GIB,) * len(counts),
         "latency": (LATENCY_NS,) * len(counts),
     }
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for rank, trace in enumerate(chakra.write(schedule)):
-            (folder / f"plan.{rank}.et").write_bytes(trace)
-            (folder / f"work.{rank}.et").write_bytes(chakra.workload(schedule))
-        (folder / "network.yml").write_text(
-            "".join(f"{key}: [ {', '.join(map(str, each))} ]\n" for key, each in network.items())
-        )
-        (folder / "system.json").write_text(json.dumps(system))
-        (folder / "memory.json").write_text('{"memory-type": "NO_MEMORY_EXPANSION"}')
-        files = {"workload": "work", "system": "system.json", "remote-memory": "memory.json", "network": "network.yml"}
-        options = [f"--{key}-configuration={file}" for key, file in files.items()]
-        done = subprocess.run([binary, *options], cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    with tempfile.TemporaryDirectory() as folder:
+        command = [binary, *write_inputs(Path(folder), schedule, network)]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    return end_s(done, schedule.world_size)
+
+
+def write_inputs(
+    folder: Path, schedule: Schedule, network: Mapping[str, Sequence[object]], is_native: bool = False
+) -> list[str]:
+    """Write the files of a collective for ASTRA-sim, which has to run in their folder; returns its options.
+
+    `network` has topology, npus_count, bandwidth in GiB/s and latency in ns of each dimension. If `is_native`,
+    ASTRA-sim's own ring runs a collective of the kind and size of the schedule, else the schedule itself.
+    """
+    kind = next(kind for kind in SETTINGS if kind in collectives_of(schedule))
+    key, value = ("implementation", "ring") if is_native else ("implementation-custom", "plan")
+    system = {
+        "scheduling-policy": "LIFO",
+        "endpoint-delay": 1,  # ns, the least: with 0 an assertion of ASTRA-sim fails
+        "active-chunks-per-dimension": 1,
+        "preferred-dataset-splits": 1,
+        f"{SETTINGS[kind]}-{key}": [value],
+        "local-mem-bw": 10**9,  # GB/s: additions take no time
+    }
+    plans = () if is_native else chakra.write(schedule)
+    for rank, trace in enumerate(plans):
+        (folder / f"plan.{rank}.et").write_bytes(trace)
+    for rank in range(schedule.world_size):
+        (folder / f"work.{rank}.et").write_bytes(chakra.workload(schedule))
+    (folder / "network.yml").write_text(
+        "".join(f"{key}: [ {', '.join(map(str, each))} ]\n" for key, each in network.items())
+    )
+    (folder / "system.json").write_text(json.dumps(system))
+    (folder / "memory.json").write_text('{"memory-type": "NO_MEMORY_EXPANSION"}')
+    files = {"workload": "work", "system": "system.json", "remote-memory": "memory.json", "network": "network.yml"}
+    return [f"--{key}-configuration={file}" for key, file in files.items()]
+
+
+def end_s(done: subprocess.CompletedProcess[str], ranks: int) -> float:
+    """The time that a run of ASTRA-sim printed, in seconds. Raises `RunError` if not all ranks ended."""
     ends = [int(cycles) for cycles in re.findall(r"finished, (\d+) cycles", done.stdout)]
-    if len(ends) != schedule.world_size:
+    if len(ends) != ranks:
         last = (done.stderr or done.stdout).strip().splitlines()[-1:]
-        raise RunError(f"ASTRA-sim: {len(ends)} of {schedule.world_size} ranks ended {last}")
+        raise RunError(f"ASTRA-sim: {len(ends)} of {ranks} ranks ended {last}")
     return max(ends) * 1e-9
 
 
