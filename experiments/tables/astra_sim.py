@@ -67,6 +67,9 @@ WHY = """
 Where every message has its links to itself, both models are the same: latency plus bytes over bandwidth, and a message
 is sent on when it has arrived. ASTRA-sim counts whole nanoseconds and rounds each hop down.
 
+- *direct and all-to-all on the ring*: messages pass other ranks, where ASTRA-sim stores them and serves them in the
+  order in which they arrive, so links idle for a fifth of the time. Here they stream through and share links max-min
+  fairly: the links of the ring are busy until the end, with n * n / 8 messages each.
 - *trees on the ring, 64 KiB*: chunks of several trees use one link. ASTRA-sim sends them in the order in which they
   arrive, here a lane sends them in the order of steps.
 - *switch, one message per port*: ASTRA-sim stores a message in the switch before it sends it on, so its bytes take
