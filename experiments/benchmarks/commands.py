@@ -170,7 +170,8 @@ def page(name: str, record: Record) -> str:
     """The page of a record."""
     case, rows, made = CASES[name], record["rows"], record["machine"]
     columns = {**COLUMNS, **(RANKS if "ranks" in rows[0] else {}), **(POINTS if "points" in rows[0] else {})}
-    columns |= (AGAIN if "is_again" in rows[0] else {}) | (AFTER if "after" in rows[0] else {})
+    columns |= AGAIN if "is_again" in rows[0] else {}
+    columns |= AFTER if "after" in rows[0] else {}
     runs = "one run each" if case["runs"] == 1 else f"medians of {case['runs']} runs, one above {SHORT_S:g} s"
     head = (
         f"Whole commands of `tasp-lab`, {runs}, made by `python -m experiments.benchmarks.commands {name}` on "
