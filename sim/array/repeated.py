@@ -70,7 +70,7 @@ def _runs(schedule: Schedule) -> list[RepeatedRun]:
 
 def known_runs(schedule: Schedule) -> list[RepeatedRun]:
     """What `time_s` has found of a schedule, to be kept for another process."""
-    return cast(list[RepeatedRun], _runs.__dict__["kept"].get((schedule, ((), ())), []))
+    return cast(list[RepeatedRun], _runs.__dict__["known"](schedule) or [])
 
 
 def use_runs(schedule: Schedule, runs: Sequence[RepeatedRun]) -> None:

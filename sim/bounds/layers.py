@@ -37,7 +37,7 @@ rank may communicate for one layer while others compute another one. Re-layouts 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -198,10 +198,7 @@ def _runs_of(schedule: Schedule) -> Runs:
 @lru_cache(maxsize=256)
 def _entering(runs: Runs, outside: tuple[int, ...]) -> tuple[int, ...]:
     """The bytes that enter each rank, and those that enter the ranks `outside`; kept for schedules alike in both."""
-    if outside not in runs.entering:
-        several = *([rank] for rank in range(len(runs.held))), list(outside)
-        runs.entering[outside] = tuple(map(runs.entering_bytes, several))
-    return runs.entering[outside]
+    return tuple(runs.entering_bytes(ranks) for ranks in (*([rank] for rank in range(len(runs.held))), list(outside)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,7 +219,6 @@ class Runs:
     position_bytes: IntArray
     output_bytes: IntArray
     held: BoolArray
-    entering: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
 
     @cached_property
     def _content(self) -> tuple[object, ...]:

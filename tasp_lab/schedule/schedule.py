@@ -235,7 +235,11 @@ def remembered(most: int, transfers: int = KEPT_TRANSFERS) -> Callable[[Function
                 kept[key] = result
             return result
 
-        recall.__dict__["kept"] = kept
+        def known(schedule: Schedule, *arguments: Hashable, **named: Hashable) -> object:
+            """The result if it is kept, else None; that does not count as a use."""
+            return kept.get((schedule, (arguments, tuple(named.items()))))
+
+        recall.__dict__["known"] = known
         return cast(Function, recall)
 
     return keeping

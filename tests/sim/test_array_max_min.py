@@ -63,6 +63,18 @@ def run(function: Callable[..., object], *arguments: object) -> None:
     call(function, *arguments, fast=False)
 
 
+def change(sharing: Sharing, flows: dict[int, Demand], changed: Sequence[Change]) -> None:
+    """Let flows leave and join, among those there are, and find the rates."""
+    for slot, demand in dict(changed).items():
+        if flows.pop(slot, None) is not None:
+            run(leave, sharing, slot)
+        if demand is not None:
+            flows[slot] = demand
+            run(join, sharing, slot, passes_of(demand), 0, len(demand.path), limit_of(demand))
+    run(fill, sharing)
+    run(accept, sharing)
+
+
 def filled_from_scratch(flows: Sequence[Demand], capacity: Sequence[Fraction]) -> list[Fraction]:
     """The exact rates. A flow that passes a constraint n times is as n flows there, which must be as fast elsewhere.
 
@@ -89,15 +101,7 @@ TWO_FOR_ONE = [[(2, Demand({0: 6}, None))], [(2, None), (0, Demand({0: 1}, Fract
 def test_rates_are_those_of_progressive_filling(capacity: list[Fraction], rounds: list[list[Change]]) -> None:
     sharing, flows = sharing_of(capacity), dict[int, Demand]()
     for changed in rounds:
-        for slot, demand in dict(changed).items():
-            if slot in flows:
-                del flows[slot]
-                run(leave, sharing, slot)
-            if demand is not None:
-                flows[slot] = demand
-                run(join, sharing, slot, passes_of(demand), 0, len(demand.path), limit_of(demand))
-        run(fill, sharing)
-        run(accept, sharing)
+        change(sharing, flows, changed)
         expected = filled_from_scratch(list(flows.values()), capacity) if flows else []
         assert rates_of(sharing, flows) == pytest.approx([float(each) for each in expected])
         _check_groups(sharing, flows, capacity)
@@ -108,14 +112,7 @@ def test_rates_are_nearly_fair_where_many_share(capacity: list[Fraction], rounds
     sharing, flows, nearly = sharing_of(capacity), dict[int, Demand](), 0.1
     with patch.multiple(max_min, MANY=2, NEARLY=nearly):
         for changed in rounds:
-            for slot, demand in dict(changed).items():
-                if flows.pop(slot, None) is not None:
-                    run(leave, sharing, slot)
-                if demand is not None:
-                    flows[slot] = demand
-                    run(join, sharing, slot, passes_of(demand), 0, len(demand.path), limit_of(demand))
-            run(fill, sharing)
-            run(accept, sharing)
+            change(sharing, flows, changed)
             rates = dict(zip(flows, rates_of(sharing, flows), strict=True))
             load, fastest = [0.0] * CONSTRAINTS, [0.0] * CONSTRAINTS
             for slot, demand in flows.items():
