@@ -31,6 +31,9 @@ MAX_MESSAGE_S = 0.4
 
 MAX_MESSAGE_BYTES = 64 * 2**20
 REPEATS = 3
+MAX_ROUNDS = 4
+"""Measurements of a class, all of them fitted together, before no bandwidth is found: a busy host may spoil one."""
+
 MAX_SILENCE_S = 10.0
 _FRACTIONS = (8, 4, 2, 1)
 _PROBE_S = 0.05
@@ -145,10 +148,13 @@ def calibrate_shared_medium(
 
 def _measure(route_class: RouteClass, ranks: Ranks, progress: Callable[[str], None]) -> ClassFit:
     times: list[PairTimes] = []
-    for source, destination in route_class.pairs:
-        progress(f"calibrating {source} to {destination}")
-        sizes = _message_sizes(route_class, source, destination, ranks)
-        times += _perform(MeasurePair(source, destination, sizes, REPEATS), ranks)
+    for _ in range(MAX_ROUNDS):
+        for source, destination in route_class.pairs:
+            progress(f"calibrating {source} to {destination}")
+            sizes = _message_sizes(route_class, source, destination, ranks)
+            times += _perform(MeasurePair(source, destination, sizes, REPEATS), ranks)
+        if _seconds_per_byte(times).low > 0:
+            break
     return fit(route_class, times)
 
 
@@ -172,7 +178,7 @@ def fit(route_class: RouteClass, times: Sequence[PairTimes]) -> ClassFit:
 
     The one-byte answer takes as long as a one-byte message, so it does not affect the slope.
     """
-    slope = _slope([point for direction in times for point in direction.answered_s])
+    slope = _seconds_per_byte(times)
     if slope.low <= 0:
         pair = " to ".join(str(rank) for rank in route_class.pairs[0])
         raise RunError(f"calibrating {pair}: larger messages did not take longer, so no bandwidth can be fitted")
@@ -190,6 +196,10 @@ def fit(route_class: RouteClass, times: Sequence[PairTimes]) -> ClassFit:
     return ClassFit(
         **vars(route_class), bandwidth_bytes_per_s=bandwidth, latency_s=latency, launch_s=launch, posting=posting
     )
+
+
+def _seconds_per_byte(times: Sequence[PairTimes]) -> Spread:
+    return _slope([point for direction in times for point in direction.answered_s])
 
 
 def _slope(points: Sequence[tuple[int, float]]) -> Spread:

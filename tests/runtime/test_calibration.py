@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.calibration import RouteClass, calibrate, calibrate_shared_medium, fit, route_classes
+from runtime.calibration import MAX_ROUNDS, RouteClass, calibrate, calibrate_shared_medium, fit, route_classes
 from runtime.protocol.jobs import Job, MeasurePair, PairTimes, Result, Value
 from tasp_lab.core.errors import RunError
 from tasp_lab.topology.builders import full_mesh, nodes, ring, switch
@@ -76,6 +76,36 @@ def test_times_that_do_not_grow_give_no_bandwidth() -> None:
     times = PairTimes(((100, 1.0), (200, 0.5), (400, 0.3)), (1e-4,) * 4, (1e-5,) * 4)
     with pytest.raises(RunError, match="calibrating 0 to 1: larger messages did not take longer"):
         fit(RouteClass(((0, 1),), 1, 1e6), [times])
+
+
+@pytest.mark.parametrize("spoilt", [1, MAX_ROUNDS])
+def test_a_measurement_that_a_busy_host_spoils_is_repeated(spoilt: int) -> None:
+    topology = full_mesh(2, 1e6)
+
+    class Busy(FakeRanks):
+        measured = 0
+
+        def perform(self, job: Job, longest_silence_s: float) -> list[Result]:
+            results = super().perform(job, longest_silence_s)
+            assert isinstance(job, MeasurePair)
+            if len(job.sizes_bytes) > 1:
+                self.measured += 1
+                times = results[job.source]
+                assert isinstance(times, PairTimes)
+                if self.measured <= 2 * spoilt:  # both directions
+                    falling = tuple((size, 1 / size) for size, _ in times.answered_s)
+                    results[job.source] = times._replace(answered_s=falling)
+            return results
+
+    ranks = Busy(topology, {1: 1.0})
+    if spoilt == MAX_ROUNDS:
+        with pytest.raises(RunError, match="larger messages did not take longer"):
+            calibrate(topology, ranks)
+        assert ranks.measured == 2 * MAX_ROUNDS
+    else:
+        (found,) = calibrate(topology, ranks).fits
+        assert found.bandwidth_bytes_per_s.low > 0
+        assert ranks.measured > 2, "one measurement more, at least"
 
 
 def test_a_route_gets_the_latency_that_was_measured_on_it() -> None:
