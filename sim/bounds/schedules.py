@@ -36,8 +36,12 @@ def least_of_schedule_s(schedule: Schedule, machine: Machine) -> float:
     >>> [round(each * 1e6, 6) for each in (least_of_schedule_s(ring, machine), simulate(ring, machine).time_s)]
     [12.0, 15.0]
     """
-    busiest_s = max(map(float, busy_s(schedule, machine.compute, machine.rank_speeds)))
-    return max(busiest_s, least_of_messages_s(schedule, machine))
+    return max(busiest_rank_s(schedule, machine), least_of_messages_s(schedule, machine))
+
+
+def busiest_rank_s(schedule: Schedule, machine: Machine) -> float:
+    """The time of all kernel calls of the rank that takes longest, in seconds."""
+    return max(map(float, busy_s(schedule, machine.compute, machine.rank_speeds)))
 
 
 def least_of_messages_s(schedule: Schedule, machine: Machine) -> float:

@@ -27,7 +27,7 @@ from tasp_lab.core.progress import ProgressCallback, ShareCallback, no_progress,
 from tasp_lab.machines.machine import Machine
 from tasp_lab.machines.stack import load_stack
 from tasp_lab.prediction.answer import DOES_NOT_APPLY, Answer, Status
-from tasp_lab.prediction.kept import MANY_KEPT, build_once, keep_steps
+from tasp_lab.prediction.kept import MANY_KEPT, build_once, keep_steps, number_once
 from tasp_lab.prediction.passes import Detail, PassAnswer, label
 from tasp_lab.prediction.provenance import sha256
 from tasp_lab.prediction.question import PreparedMachine, Question, prepared
@@ -75,7 +75,8 @@ class Candidate:
         """A time that these very passes do not fall below."""
         for schedule in self.passes:
             if schedule not in self.bounds_s:
-                self.bounds_s[schedule] = least_of_schedule_s(schedule, self.machine)
+                bound_s = partial(least_of_schedule_s, schedule, self.machine)
+                self.bounds_s[schedule] = number_once("bound", schedule, self.machine, bound_s)
         return sum(self.bounds_s[schedule] for schedule in self.passes)
 
     @cached_property

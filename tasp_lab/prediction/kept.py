@@ -2,7 +2,8 @@
 
 passes = build_once("tasp", machine.topology, layer, rings, options)
 
-They are kept on disk, too (`SHELF`), with all that was found of them until the process ends or lets go of them.
+They are kept on disk, too (`SHELF`), with all that was found of them until the process ends or lets go of them, and
+so are the times that simulations found (`time_once_s`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import numpy as np
 from sim.array import repeated
 from sim.array.repeated import known_runs, use_runs
 from tasp_lab.core.cache import Shelf, digest_of_sources
-from tasp_lab.prediction.provenance import plain, sha256, topology_inputs
+from tasp_lab.machines.machine import Machine
+from tasp_lab.prediction.provenance import machine_inputs, plain, sha256, topology_inputs
 from tasp_lab.rings.rings import Decomposition
 from tasp_lab.schedule.model import LazySteps
 from tasp_lab.schedule.schedule import Schedule
@@ -51,6 +53,12 @@ _SOURCES = "core", "machines", "prediction", "rings", "schedule", "schedules", "
 
 _to_shelve: dict[str, tuple[tuple[Schedule, ...], int]] = {}
 """Schedules by their names on the shelf, and how much is known of them there, see `_known`."""
+
+MOST_MACHINES, MOST_NUMBERS = 64, 10_000
+"""Machines of which numbers are kept for the next process, and how many of each."""
+
+_numbers: dict[str, _Numbers] = {}
+"""By the name of a machine's file on the shelf; the last one that was used is the last one."""
 
 
 def build_once(
@@ -97,6 +105,8 @@ def _read_or_made(key: tuple[Any, ...], make: Callable[[], tuple[Schedule, ...]]
         return keep_steps(make())
     read = SHELF.read(file := _name_on_shelf(key))
     passes = keep_steps(make() if read is None else tuple(schedule for schedule, _ in read))
+    for number, schedule in enumerate(passes):
+        schedule.facts[_PLACE] = f"{file[:32]} {number}"
     for schedule, runs in read or ():
         use_runs(schedule, runs)
     _to_shelve[file] = passes, -1 if read is None else _known(passes)
@@ -105,11 +115,58 @@ def _read_or_made(key: tuple[Any, ...], make: Callable[[], tuple[Schedule, ...]]
 
 @atexit.register
 def keep_on_disk(among: tuple[Schedule, ...] | None = None) -> None:
-    """Write schedules that were built here, or of which more was found than was read: all, or those `among` some."""
+    """Write schedules that were built here, or of which more was found than was read: all, or those `among` some.
+
+    With all of them, also the numbers that were found.
+    """
     names = [name for name, (passes, _) in _to_shelve.items() if among is None or passes[0] in among]
     done = [(name, *_to_shelve.pop(name)) for name in names]
-    if more := [(name, passes) for name, passes, before in done if _known(passes) > before]:
-        SHELF.keep((name, [(each, known_runs(each)) for each in passes]) for name, passes in more)
+    files: list[tuple[str, object]] = [
+        (name, [(each, known_runs(each)) for each in passes])
+        for name, passes, before in done
+        if _known(passes) > before
+    ]
+    if among is None:
+        files += [(name, each.with_others(SHELF.read(name))) for name, each in _numbers.items() if each.found]
+        _numbers.clear()
+    if files:
+        SHELF.keep(files)
+
+
+class _Numbers:
+    """Numbers of schedules on one machine: those of earlier processes, and what was found here."""
+
+    def __init__(self, known: dict[str, float] | None) -> None:
+        self.known, self.found = known or {}, dict[str, float]()
+
+    def with_others(self, known: dict[str, float] | None) -> dict[str, float]:
+        """All of them, with those that other processes have written meanwhile; of too many the last ones."""
+        numbers = {**(known or self.known), **self.found}
+        return dict(list(numbers.items())[-MOST_NUMBERS:])
+
+
+def number_once(what: str, schedule: Schedule, machine: Machine, find: Callable[[], float]) -> float:
+    """A number of a schedule on a machine, such as its time in seconds, unless an earlier question found it.
+
+    Like schedules, numbers of what a user builds are not kept.
+    """
+    if _PLACE not in schedule.facts or not SHELF.limit_bytes:
+        return find()
+    name = _name_of_machine(machine)
+    numbers = _numbers.pop(name, None) or _Numbers(SHELF.read(name))
+    _numbers[name] = numbers
+    while len(_numbers) > MOST_MACHINES:
+        _numbers.pop(next(iter(_numbers)))
+    key = f"{what} {schedule.facts[_PLACE]}"
+    if key in numbers.known:
+        return numbers.known[key]
+    if key not in numbers.found:
+        numbers.found[key] = find()
+    return numbers.found[key]
+
+
+_PLACE = "place on the shelf"
+"""The fact of a schedule by which its numbers are kept."""
 
 
 def _known(passes: tuple[Schedule, ...]) -> int:
@@ -122,6 +179,19 @@ def _name_on_shelf(key: tuple[Any, ...]) -> str:
     packages = [Path(__file__).parents[1] / each for each in _SOURCES]
     sources = digest_of_sources(*packages, Path(repeated.__file__).parents[1])
     return sha256([sources, [_topology_content(each) if isinstance(each, Topology) else plain(each) for each in key]])
+
+
+def _name_of_machine(machine: Machine) -> str:
+    """The digest of all that times follow from; questions ask about the same objects."""
+    if id(machine) not in _machine_names:
+        content = machine_inputs(machine, compute=True) | {"links": _topology_content(machine.topology)}
+        while len(_machine_names) >= MOST_MACHINES:
+            _machine_names.pop(next(iter(_machine_names)))
+        _machine_names[id(machine)] = machine, sha256(["numbers", content])
+    return _machine_names[id(machine)][1]
+
+
+_machine_names: dict[int, tuple[Machine, str]] = {}
 
 
 @lru_cache(maxsize=4)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal
 
 import numpy as np
@@ -18,7 +18,7 @@ from sim.bounds.collectives import collective_bound_s
 from sim.bounds.least import least_s
 from sim.bounds.schedules import link_bytes
 from sim.host import busy_s
-from sim.simulate import Engine, simulate
+from sim.simulate import Engine, engine_of, simulate
 from tasp_lab.core.arrays import FloatArray, IntArray
 from tasp_lab.core.choices import Pass
 from tasp_lab.core.progress import ShareCallback, no_share
@@ -26,6 +26,7 @@ from tasp_lab.core.units import Number
 from tasp_lab.machines.contention import NONE
 from tasp_lab.machines.machine import INSTANT, ComputeRate, Machine
 from tasp_lab.prediction.interval import Interval
+from tasp_lab.prediction.kept import number_once
 from tasp_lab.prediction.uncertainty import Uncertainty, residual_on
 from tasp_lab.schedule.schedule import OncePerSchedule, Schedule
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -77,8 +78,14 @@ class PassAnswer:
         return self._simulated()
 
     def _simulated(self) -> Timeline:
-        timeline = simulate(self.schedule, self.machine, self.engine, explain=self.detail == "bottleneck",
+        schedule, machine = self.schedule, self.machine
+        simulated = partial(simulate, schedule, machine, self.engine, explain=self.detail == "bottleneck",
                             events=self.detail != "times", progress=self.progress)  # fmt: skip
+        if self.detail == "times" and engine_of(schedule, machine, self.engine) == "array":
+            time_s = number_once("time", schedule, machine, lambda: float(simulated().time_s))
+            timeline = Timeline("predicted", schedule.name, machine.topology.name, schedule.world_size, (), time_s)
+        else:
+            timeline = simulated()
         if not isinstance(self.work, Workload):
             return timeline
         return replace(timeline, schedule=label(self.schedule, self.options))

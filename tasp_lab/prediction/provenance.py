@@ -142,12 +142,12 @@ def plain(value: object) -> object:
 
 
 def _number(value: float | Fraction) -> int | float | str:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    exact = Fraction(value)  # 2, 2.0 and 2/1 are one input
-    if exact.denominator == 1:
-        return exact.numerator
-    return float(value) if Fraction(float(value)) == exact else str(exact)
+    # 2, 2.0 and 2/1 are one input
+    if isinstance(value, float):
+        return str(value) if not math.isfinite(value) else int(value) if value.is_integer() else value
+    if value.denominator == 1:
+        return value.numerator
+    return float(value) if Fraction(float(value)) == value else str(value)
 
 
 def machine_inputs(machine: Machine, *, compute: bool) -> dict[str, object]:

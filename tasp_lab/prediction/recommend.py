@@ -22,7 +22,7 @@ from functools import cached_property, partial
 from math import inf
 from typing import Any, Literal, NamedTuple
 
-from sim.host import busy_s
+from sim.bounds.schedules import busiest_rank_s
 from tasp_lab.core.choices import Preference
 from tasp_lab.core.units import format_count, format_regret, format_size_about, format_speed, format_time
 from tasp_lab.core.workers import deal
@@ -34,6 +34,7 @@ from tasp_lab.prediction.answer import Answer
 from tasp_lab.prediction.evaluate import Built, answer, build
 from tasp_lab.prediction.inputs import with_pairs
 from tasp_lab.prediction.interval import DECIDED
+from tasp_lab.prediction.kept import number_once
 from tasp_lab.prediction.paired import Setting, paired_errors, setting_of
 from tasp_lab.prediction.question import PreparedMachine
 from tasp_lab.prediction.rank import NEAR, CostsOf, Odds, choose
@@ -300,9 +301,16 @@ class Recommendation:
         has the schedules of earlier changes.
         """
 
+        machines: dict[int, Machine] = {}  # answers share a few
+
         def busiest_s(one: Answer) -> float:
-            calls = [(each.schedule, change(each.machine).compute, each.machine.rank_speeds) for each in one.passes]
-            return sum(float(max(busy_s(*each))) for each in calls)
+            total_s = 0.0
+            for each in one.passes:
+                at = id(each.machine)
+                on = machines[at] = machines[at] if at in machines else change(each.machine)
+                busiest = partial(busiest_rank_s, each.schedule, on)
+                total_s += number_once("busiest", each.schedule, on, busiest)
+            return total_s
 
         def time_s(one: Answer, below_s: float) -> float:
             if not one.had_choice:

@@ -16,7 +16,7 @@ import pytest
 from sim.array import repeated
 from tasp_lab.core.cache import LIMIT
 from tasp_lab.machines.catalogue import load_machine
-from tasp_lab.prediction import kept
+from tasp_lab.prediction import evaluate, kept
 from tasp_lab.prediction.compare import compare
 from tasp_lab.prediction.kept import SHELF, build_once, keep_on_disk
 from tasp_lab.prediction.predict import predict
@@ -51,6 +51,7 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setenv(LIMIT, "100MiB")
     monkeypatch.setattr(kept, "_kept", {})
     monkeypatch.setattr(kept, "_to_shelve", {})
+    monkeypatch.setattr(kept, "_numbers", {})
     return names
 
 
@@ -102,8 +103,55 @@ def test_the_same_question_prepares_and_simulates_nothing_again(monkeypatch: pyt
         raise AssertionError("known from the first time")
 
     monkeypatch.setattr(repeated, "operations_of", refused)
-    monkeypatch.setattr(repeated, "Run", refused)
+    monkeypatch.setattr(repeated, "time_s", refused)  # of schedules of any size
+    monkeypatch.setattr(evaluate, "least_of_schedule_s", refused)
     assert ranking(LAYER) == first
+
+
+CHANGES: Sequence[dict[str, Any]] = [
+    *({"overrides": [each]} for each in ("nic.bandwidth=x0.5", "nic.latency=x2", "message_launch=x3",
+                                         "link.bandwidth=x0.9", "rank.1.compute=x0.5")),
+    {"without": ["nic.1"]}, {"kernel": "flash-attention-2"}, {"library": "gloo"},
+]  # fmt: skip
+
+
+def test_numbers_are_those_of_their_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever differs between two machines, neither gets the numbers of the other."""
+
+    def times() -> list[list[object]]:
+        asked = [{}, *CHANGES]
+        return [
+            [
+                [row.get("time_s"), row.get("bound_s"), row.get("reason")]
+                for row in compare("h100-2x2", LAYER, FEW[:3], passes="both", **each).to_dict()["results"]
+            ]
+            for each in asked
+        ]
+
+    with monkeypatch.context() as without:
+        without.setenv(LIMIT, "0")
+        expected = times()
+    assert len({str(each) for each in expected}) == len(expected), "each change changes a number"
+    assert times() == expected
+    end_process(monkeypatch)
+    assert times() == expected
+
+
+def test_processes_add_the_numbers_of_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that begin without any, one after the other, as each reads what the other has written before it writes."""
+    predict("full-mesh:4", "tasp", LAYER, passes="both", events=False)
+    other, kept._numbers = kept._numbers, {}
+    predict("full-mesh:4", "ulysses", LAYER, passes="both", events=False)
+    end_process(monkeypatch)
+    kept._numbers = other
+    end_process(monkeypatch)
+
+    def refused(*_: object) -> None:
+        raise AssertionError("known from the first time")
+
+    monkeypatch.setattr(repeated, "time_s", refused)
+    for name in ("tasp", "ulysses"):
+        predict("full-mesh:4", name, LAYER, passes="both", events=False)
 
 
 def test_schedules_that_are_read_are_those_that_were_built(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,9 @@ from tasp_lab.cli.options import RUN, Json, flag
 
 
 def cache(*, clear: Annotated[bool, flag(RUN)] = False, json: Json = False) -> None:
-    """Say how much disk the schedules of earlier questions take, and where, or remove them.
+    """Say how much disk the schedules of earlier questions and their times take, and where, or remove them.
 
-    The same question, or one with other bandwidths, reads them instead of building, proving and preparing them again.
+    The same question reads times. One with other bandwidths reads schedules instead of building them again.
 
     Example: tasp-lab cache --clear
 
@@ -32,5 +32,5 @@ def cache(*, clear: Annotated[bool, flag(RUN)] = False, json: Json = False) -> N
         return
     removed = f"removed {format_size_about(before - size_bytes)}; " if clear else ""
     size, most = format_size_about(size_bytes), format_size_about(limit_bytes)
-    print_parts([f"{removed}{len(files)} files of schedules, {size} of at most {most}, in {folder}",
+    print_parts([f"{removed}{len(files)} files of schedules and their times, {size} of at most {most}, in {folder}",
                  "TASP_LAB_CACHE sets another folder, TASP_LAB_CACHE_SIZE=4GiB another limit"])  # fmt: skip
