@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, zip_longest
 from math import inf
 from typing import Any, NamedTuple
@@ -43,7 +43,7 @@ from tasp_lab.prediction.inputs import (
     as_schedules,
     check_call,
 )
-from tasp_lab.prediction.kept import keep_on_disk
+from tasp_lab.prediction.kept import keep_of_copy
 from tasp_lab.prediction.paired import paired_errors, setting_of
 from tasp_lab.prediction.provenance import Provenance, plain
 from tasp_lab.prediction.question import (
@@ -113,9 +113,9 @@ def compare(
         of the ranks into two factors, and tuned also in all their variants.
     tune : whether to search the options of each schedule for the shortest time, see
         `tasp_lab.prediction.evaluate.tuned`.
-    screen : whether schedules are left out whose lower bound is so far above the time of the fastest one that they
-        cannot be recommended (`tasp_lab.prediction.paired.PairedErrors.margin`). Only where all names are compared,
-        with the options that are given.
+    screen : whether schedules are not simulated that do not fit into a GPU, or whose lower bound is so far above the
+        time of the fastest one that they cannot be recommended (`tasp_lab.prediction.paired.PairedErrors.margin`). Only
+        where all names are compared, with the options that are given.
     prefer : what decides between schedules that are expected to be equally fast (`tasp_lab.prediction.recommend`).
     versus : changes to compare with: overrides such as ``nic.bandwidth=x0.5`` and missing parts such as ``without
         nic.3``, several with commas, in addition to those of the question; or other machines, which overrides of the
@@ -181,7 +181,8 @@ def compare(
     recommendation = None
     if applying := [each for each in answers if each.applies]:
         fitting = tuple(each for each in applying if not is_too_large(each))
-        recommendation = Recommendation(fitting or tuple(applying), prefer, on, tuple(settled))
+        behind = tuple(each for each in settled if not is_too_large(each))
+        recommendation = Recommendation(fitting or tuple(applying), prefer, on, behind)
         odds = zip_longest(applying, recommendation.expected_regrets, recommendation.odds.tied)
         ranked = [replace(each, first=None if each is applying[0] else applying[0], expected_regret=regret,
                           is_tied=bool(tied)) for each, regret, tied in odds]  # fmt: skip
@@ -238,34 +239,37 @@ def _find_rings(question: Question, on: PreparedMachine, names: Sequence[str], p
 
 def is_too_large(answer: Answer) -> bool:
     """Whether a schedule applies, and is known not to fit into the memory of a GPU."""
-    return answer.status == "ok" and answer.fits is False
+    return answer.applies and answer.fits is False
 
 
 def _simulated(
     questions: Sequence[Question], on: PreparedMachine, tune: bool, screens: bool, count: CountCallback, jobs: int
 ) -> tuple[list[Answer], list[Answer]]:
-    """The answers; and those that a bound settled, since it is more than a margin above the least time that fits."""
+    """The answers; and with `screens` those that are not simulated: they do not fit into a GPU, or their bounds are
+    more than a margin above the least time of one that does. If none fits all are simulated.
+    """
     place = {each.name: number for number, each in enumerate(questions)}
     # Alternately a family of groups, which has few messages, so that a short time is known soon that others are beyond;
     # and another schedule, lest one of the longest simulations begins last.
     families, others = [name for name in place if ":" in name], [name for name in place if ":" not in name]
-    turns = [name for pair in zip_longest(reversed(families), others) for name in pair if name is not None]
+    turns = [name for pair in zip_longest(reversed(families), reversed(others)) for name in pair if name is not None]
 
-    def answer_all(questions: Sequence[Question], bar: Bar) -> list[Outcome[Answer]]:
+    def answer_all(questions: Sequence[Question], bar: Bar, screens: bool = screens) -> list[Outcome[Answer]]:
         total, work = len(questions), questions[0].work
         shared = [on, on.machine, on.machine.topology, on.uncertainty_for(work), work]
         found = deal(lambda each: outcome_of(each, on, bar, tune, screens), questions, jobs, shared,
-                     lambda number: count(number, total, questions[number].name), keep_on_disk)  # fmt: skip
+                     lambda number: count(number, total, questions[number].name), keep_of_copy())  # fmt: skip
         count(total, total, "")
         return found
 
-    if not screens:
-        return rank(questions, answer_all).answers, []
-    # what is that far behind has no part in the regret, and is not near the fastest either
-    margin = (1 + NEAR) * paired_errors().margin(setting_of(on.machine))
-    ranked = rank(questions, answer_all, margin=margin, order=lambda each: turns.index(each.name), shared=jobs > 1)
-    answers, settled = (sorted(each, key=lambda found: place[found.schedule]) for each in ranked[:2])
-    return answers, sorted(settled, key=lambda each: each.rank_s)
+    if screens:
+        # what is that far behind has no part in the regret, and is not near the fastest either
+        margin = (1 + NEAR) * paired_errors().margin(setting_of(on.machine))
+        ranked = rank(questions, answer_all, margin=margin, order=lambda each: turns.index(each.name), shared=jobs > 1)
+        answers, settled = (sorted(each, key=lambda found: place[found.schedule]) for each in ranked[:2])
+        if any(each.status != "settled" and not is_too_large(each) for each in answers):
+            return answers, sorted(settled, key=lambda each: each.rank_s)
+    return rank(questions, partial(answer_all, screens=False)).answers, []
 
 
 def _with_applying(question: Question) -> Question:
@@ -280,7 +284,7 @@ def outcome_of(
 ) -> Outcome[Answer]:
     """The answer for a schedule, with `tune` with its best options. Raises an error that is no matter of the schedule.
 
-    With `screens` one that the bar excludes is settled.
+    With `screens` one that the bar excludes is settled, and one that does not fit into a GPU.
     """
     asked, settled = _with_applying(question), None
     try:
@@ -290,8 +294,8 @@ def outcome_of(
             built = build(asked, on)
             # single rings are always simulated: speed-ups are over the fastest of them
             settled = built.settled() if screens and asked.name not in SINGLE_RINGS else None
-            if settled is not None and bar.excludes(settled.rank_s):
-                return Outcome(settled, bound_s=settled.rank_s)
+            if settled is not None and (is_too_large(settled) or bar.excludes(settled.rank_s)):
+                return Outcome(settled, bound_s=inf if is_too_large(settled) else settled.rank_s)
             found = built.answer()
     except registry.NOT_APPLICABLE as error:
         return Outcome(refusal(asked, error, on))
@@ -342,7 +346,7 @@ class Ranking(Report):
     fabric : the comparisons of the schedules that were run, one for each set of options.
     is_reporter : False on the ranks of a torchrun group that leave the output to rank 0.
     recommendation : None if no schedule applies. `versus` are the changes that it is compared with.
-    settled : those that a bound settled (see `compare`), the least bound first.
+    settled : those that are not simulated (see `compare`), the least bound first.
     left_out : how many schedules the stack does not run.
     model : whose layer it is, if known.
     """
@@ -423,15 +427,15 @@ class Ranking(Report):
         }
 
     def records(self) -> list[dict[str, object]]:
-        """A row per schedule as in `parts`; of one that a bound settled its least time alone."""
+        """A row per schedule as in `parts`; of one that is not simulated its least time alone."""
         rows = [flat(fields_of(each, "ranking")) | {"options": each.options.arguments} for each in self.candidates]
         return rows + [{"schedule": each.schedule, "least_s": each.least_s} for each in self.settled]
 
     def parts(self) -> list[Part]:
         found: list[Part] = []
         best, applying = self.best, self._applying
-        too_large = [each for each in applying if is_too_large(each)]
-        if applying and len(too_large) == len(applying):
+        too_large = [each for each in (*applying, *self.settled) if is_too_large(each)]
+        if applying and all(map(is_too_large, applying)):
             least, too_large = min(applying, key=lambda each: each.memory_bytes), []
             size = format_size_about(least.memory_bytes)
             found.append(f"No schedule fits into a GPU: {least.schedule} needs {size}, the least.")
@@ -448,9 +452,12 @@ class Ranking(Report):
             if too_large:
                 found.append(f"do not fit into a GPU: {', '.join(each.schedule for each in too_large)}")
             if count := len(self.settled):
-                beyond = f"at least {self.settled[0].rank_s / float(best.time_s):.2f} times the time of {best.schedule}"
                 last = "the last row" if count == 1 else f"the last {count} rows"
-                found.append(f"not simulated, as bounds are {beyond}: {last}")
+                why = ["they do not fit"] if len(too_large) > sum(map(is_too_large, applying)) else []
+                if behind := [each for each in self.settled if not is_too_large(each)]:
+                    beyond = behind[0].rank_s / float(best.time_s)
+                    why.insert(0, f"bounds are at least {beyond:.2f} times the time of {best.schedule}")
+                found.append(f"not simulated, as {' or '.join(why)}: {last}")
             if self.left_out:
                 stack = f"as {self.machine.stack} does not run them for this layer"
                 found.append(f"left out, {stack}: {self.left_out} schedules")

@@ -226,8 +226,12 @@ class Built:
         return replace(self, candidates=tuple(changed))
 
     def settled(self) -> Answer:
-        """The answer that it takes at least `least_s`, of the candidate with that bound; nothing is simulated."""
-        found = self._passes(min(self.candidates, key=lambda one: one.least_s), "times", no_progress)
+        """The answer that it takes at least `least_s`; nothing is simulated.
+
+        It is that of the candidate with the least bound among those that fit into a GPU, or among all if none does.
+        """
+        answers = [self._passes(one, "times", no_progress) for one in self._by(lambda one: one.least_s)]
+        found = next((each for each in answers if each.fits is not False), answers[0])
         return replace(found, status="settled", least_s=self.least_s)
 
     def _simulated(

@@ -133,6 +133,18 @@ def keep_on_disk(among: tuple[Schedule, ...] | None = None) -> None:
         SHELF.keep(files)
 
 
+def keep_of_copy() -> Callable[[], None]:
+    """What a copy of this process, made from now on, does at its end: it writes what it has found itself."""
+    copied = list(_to_shelve)
+
+    def keep() -> None:
+        for name in copied:
+            _to_shelve.pop(name, None)
+        keep_on_disk()
+
+    return keep
+
+
 class _Numbers:
     """Numbers of schedules on one machine: those of earlier processes, and what was found here."""
 

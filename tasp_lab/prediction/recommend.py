@@ -34,7 +34,7 @@ from tasp_lab.prediction.answer import Answer
 from tasp_lab.prediction.evaluate import Built, answer, build
 from tasp_lab.prediction.inputs import with_pairs
 from tasp_lab.prediction.interval import DECIDED
-from tasp_lab.prediction.kept import number_once
+from tasp_lab.prediction.kept import keep_of_copy, number_once
 from tasp_lab.prediction.paired import Setting, paired_errors, setting_of
 from tasp_lab.prediction.question import PreparedMachine
 from tasp_lab.prediction.rank import NEAR, CostsOf, Odds, choose
@@ -344,7 +344,7 @@ class Recommendation:
         tasks: list[Callable[[], Any]] = [partial(getattr, self, name) for name in ("shorter", "slower", "tuned_ring")]
         tasks += [partial(self._changed, *each, built) for each in self._changes]
         shared = [self.on, *self.answers, *(each.machine for answer in self.answers for each in answer.passes)]
-        shorter, slower, ring, *otherwise = deal(lambda task: task(), tasks, jobs, shared)
+        shorter, slower, ring, *otherwise = deal(lambda task: task(), tasks, jobs, shared, end=keep_of_copy())
         found = {"otherwise": tuple(otherwise), "shorter": shorter, "slower": slower, "tuned_ring": ring}
         self.__dict__.update(found)  # a cached property of a frozen class
 

@@ -63,8 +63,16 @@ def test_what_fits_is_recommended(length: int, fitting: str) -> None:
         assert found.recommendation.schedule == whole.recommendation.schedule  # type: ignore[union-attr]
         assert found.recommendation.answer.fits is (fitting != "none")
         assert {each.fits for each in found.recommendation.answers} == {fitting != "none"}
+        assert fitting == "some" or all(each.fits for each in found.settled)
         assert ("do not fit into a GPU: " in str(found)) == (fitting == "some")
         assert str(found).startswith("No schedule fits into a GPU: ") == (fitting == "none")
+    # what does not fit is not simulated, and what fits with some of its options is
+    too_large = {each.schedule for each in whole.candidates if each.fits is False}
+    assert (
+        too_large
+        >= {each.schedule for each in screened.settled if each.fits is False}
+        >= ({"trees-kv-all-gather", "kv-all-gather"} if fitting == "some" else set())
+    )
     rows = whole.to_dict()["results"]
     assert [row["fits"] for row in rows if row["applies"]] == fits  # type: ignore[attr-defined]
 
