@@ -305,6 +305,8 @@ class _Stream:
         end = min(first + self._batch, count)
         steps = [schedule.steps[first] if self._ahead_step is None else self._ahead_step]
         steps += schedule.steps[first + 1 : end]
+        if any((blocks.pool[each.block] < 0).any() for each in steps):
+            raise _NotSimpleError  # what comes into no buffer lies elsewhere; found before calls, which take longer
         self._ahead_step = ahead = schedule.steps[end] if end < count else Step.of([])
         transfers, calls = operations_of(schedule, steps)
         if calls.lane.any():
@@ -314,7 +316,7 @@ class _Stream:
         added = np.flatnonzero(blocks.pool[calls.adds.block] >= 0)
         add_call, add_block = calls.adds.owner[added], calls.adds.block[added]
         read_call, read_block = calls.reads.owner, calls.reads.block
-        if (stays & ~self._is_sum[transfers.block]).any() or (blocks.pool[transfers.block] < 0).any():
+        if (stays & ~self._is_sum[transfers.block]).any():
             raise _NotSimpleError  # something is received into its place
         if (leaves & self._is_sum[transfers.block]).any() or self._is_sum[read_block].any():
             raise _NotSimpleError  # a sum is read where it stays, or by calls

@@ -91,12 +91,16 @@ class MessageDependencies:
         return self.first_buffer + len(self.buffers.step)
 
 
-@remembered(most=256)
+@remembered(most=256, transfers=1_000_000)  # of both passes of a family, whose groups have two orders
 def message_dependencies(schedule: Schedule, kinds_apart: bool = False) -> MessageDependencies:
     """The messages of a schedule, its calls and buffers, and what waits for what.
 
     `kinds_apart`: as libraries other than ours send them, no message has blocks of two kinds.
     """
+    if schedule.reordered is not None:
+        return _reordered(
+            message_dependencies(schedule.reordered.of, kinds_apart=kinds_apart), schedule.reordered.order
+        )
     transfers, calls = operations_of(schedule, schedule.steps)
     copies = Copies(schedule, transfers, calls)
     derived = Accesses(transfers, calls, copies.parts, copies.reads)
@@ -113,6 +117,16 @@ def message_dependencies(schedule: Schedule, kinds_apart: bool = False) -> Messa
     on_lanes = in_order(np.arange(len(messages.step)), messages.source * schedule.lanes + messages.lane)
     edges = copies.edges_between(np.concatenate([number, others]), on_lanes)
     return MessageDependencies(messages, calls, copies.buffers, edges)
+
+
+def _reordered(found: MessageDependencies, order: IntArray) -> MessageDependencies:
+    """The same with ``order[i]`` in the place of rank i."""
+    messages, calls, buffers = found.messages, found.calls, found.buffers
+    source, destination = order[messages.source], order[messages.destination]
+    return MessageDependencies(
+        messages._replace(source=source, destination=destination), calls._replace(rank=order[calls.rank]),
+        buffers._replace(rank=order[buffers.rank]), found.edges,
+    )  # fmt: skip
 
 
 def joint_messages(schedule: Schedule, rank: int, transfers: Transfers) -> IntArray:

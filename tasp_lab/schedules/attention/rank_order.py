@@ -22,7 +22,7 @@ import numpy as np
 from tasp_lab.core.arrays import FloatArray, IntArray, frozen
 from tasp_lab.core.errors import NoLinkError, ScheduleError
 from tasp_lab.schedule.composition.sequence import moved
-from tasp_lab.schedule.model import LazySteps, ScheduleModel, Step
+from tasp_lab.schedule.model import LazySteps, Reordered, ScheduleModel, Step, Traffic
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.task import AttentionTask
 from tasp_lab.topology.components import strong_components
@@ -112,11 +112,24 @@ class RenumberedSteps(LazySteps, trusted=True):
     def __init__(self, of: Schedule, order: IntArray) -> None:
         self.of, self.order = of, frozen("the order of ranks", order, np.int64, 1, "an int array (ranks,)")
 
+    @property
+    def reordered(self) -> Reordered:  # type: ignore[override]
+        return Reordered(self.of, self.order)
+
     def __len__(self) -> int:
         return len(self.of.steps)
 
     def step(self, index: int) -> Step:
         return moved(self.of.steps[index], 0, self.order)
+
+    def traffic(self, size_bytes: IntArray) -> Traffic | None:
+        if size_bytes is not self.of.block_bytes:
+            return None
+        found = self.of.traffic
+        source, destination = self.order[found.source], self.order[found.destination]
+        sent = found._replace(source=source, destination=destination)
+        in_order = np.lexsort((destination, source, found.lane))
+        return Traffic(*(column[in_order] for column in sent))
 
     def prove(self, schedule: ScheduleModel) -> int | None:
         """No rule of a schedule says which rank is which, so it holds for the other names of ranks, too."""
