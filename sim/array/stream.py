@@ -23,8 +23,8 @@ end then: what is not known yet waits for one of them, so it starts later. Messa
 could start earlier. Whether one does is checked when it is tracked: it must not be launched before the last call that
 has ended at either of its ranks, nor, if it shares bandwidth, before the last time at which rates changed. Where this
 fails, all begins again with more steps tracked ahead, in the end with all. Where a schedule has what this module
-does not derive (more than one pool, sums that are read where they stay, copies that are read later than one step after
-they came, hosts that issue, ...), the time is None and the event loop is run.
+does not derive (pools with unequal numbers of buffers, sums that are read where they stay, copies that are read later
+than one step after they came, hosts that issue, ...), the time is None and the event loop is run.
 """
 
 from __future__ import annotations
@@ -126,7 +126,10 @@ def _is_simple(schedule: Schedule, machine: Machine) -> bool:
     return (
         task is not None
         and operations < _LAST  # their numbers have 32 bits
-        and len(schedule.blocks.pools) == 1
+        # Blocks of two pools never lie side by side: one would be in the last buffer, the other one in the first, and
+        # what arrives at a step is in buffers of equal numbers.
+        and len({pool.buffers for pool in schedule.blocks.pools}) == 1
+        and (len(schedule.blocks.pools) == 1 or schedule.blocks.pools[0].buffers > 1)
         and schedule.initial_part is None
         and host.is_instant
         and machine.overlaps
@@ -285,12 +288,12 @@ class _Stream:
         rates.begin()
 
     def _new_window(self) -> Window:
-        schedule, contention, buffers = self._schedule, self._machine.contention, self._blocks.pools[0].buffers
+        schedule, contention, pools = self._schedule, self._machine.contention, self._blocks.pools
         share = float(contention.share(1, 1)) if contention.slows else 0.0
         ranks, kept = schedule.world_size, _STEPS_KEPT if self._fast else _FEW_STEPS_KEPT
         return Window.of(
-            ranks, schedule.lanes, buffers, ranks * len(schedule.steps) + 1, int(kept * self._per_step) + 1,
-            np.array([share, float(contention.max_channels)]), *self._rates.flows(),
+            ranks, schedule.lanes, self._blocks.pool, len(pools), pools[0].buffers, len(schedule.steps),
+            int(kept * self._per_step) + 1, np.array([share, float(contention.max_channels)]), *self._rates.flows(),
         )  # fmt: skip
 
     def _check(self, status: int) -> None:

@@ -49,20 +49,22 @@ class Window(NamedTuple):
         It is small, as each of the others comes by.
     mask : one less than the number of rows of both, a power of two.
     edges : a table: who waits `after`, and the `next` edge of the same operation, or the next row that is free again.
+        A further release that an operation reads is -2 less its number.
     releases : a table, one for each rank and step at which a buffer was filled: for how many uses it `waits`, the end
         of the latest one, `time_s`; the `first` operation that waits for it, or -1.
     costs : a table: `launch_s`, `wire_bytes`, the greatest rate `limit`, `latency_s`, `channels`. Of calls, `launch_s`
         is their time.
     landings : a table of what came to copies at the steps of a batch, and at the step before these: the `step`, `rank`
-        and `block`; the message and the last call that brought something, `by_message` and `by_call`, or -1; the
-        `release` of its buffer, or -1; whether the copy `is_away`, which is in a buffer; whether it `is_free` of calls
-        that read it; where it `goes`; what came `first` and `last`; its `place` in the buffer in bytes; the `transfer`
-        of the step that brought it, or -1.
+        and `block`, and the `pool` of it; the message and the last call that brought something, `by_message` and
+        `by_call`, or -1; the `release` of its buffer, or -1; whether the copy `is_away`, which is in a buffer; whether
+        it `is_free` of calls that read it; where it `goes`; what came `first` and `last`; its `place` in the buffer in
+        bytes; the `transfer` of the step that brought it, or -1.
     lanes : a table by rank and lane, the calls of a rank behind its lanes: the `last` operation so far, or -1; whether
         it `is_sent`, and when it was, `sent_s`.
     lanes_of_rank : one more than a rank has lanes for messages.
-    filled : a table by rank and buffer: the latest `release` and its `step`, and the one `before` it; or -1.
-    buffers : how many buffers a rank has.
+    filled : a table by rank, pool and buffer: the latest `release` and its `step`, and the one `before` it; or -1.
+    pool : int array (blocks,), the pool of each block.
+    pools, buffers : how many pools there are, and how many buffers a rank has of each.
     ranks : a table: the `running` call, or -1; its `start_s`; whether its end `is_stale`; `done_s`, the end of the last
         call; the channels `sending` and `receiving` then; the numbers of its `changes` after that, from `begin` to
         `end`; how far the running call is known: the next change `at` which it goes on, at `now_s` with `left_s` to
@@ -91,6 +93,8 @@ class Window(NamedTuple):
     lanes: Table
     lanes_of_rank: int
     filled: Table
+    pool: Int32Array
+    pools: int
     buffers: int
     ranks: Table
     changes: Table
@@ -109,16 +113,16 @@ class Window(NamedTuple):
 
     @classmethod
     def of(
-        cls, ranks: int, lanes: int, buffers: int, fills: int, rows: int, share: FloatArray,
-        flows: Flows, passes: Table, first_pass: IntArray,
+        cls, ranks: int, lanes: int, pool: IntArray, pools: int, buffers: int, steps: int, rows: int,
+        share: FloatArray, flows: Flows, passes: Table, first_pass: IntArray,
     ) -> Window:  # fmt: skip
-        """No operations yet, and room for `rows`; `fills`: how often buffers are filled at most."""
+        """No operations yet, and room for `rows`; in each of the `steps` buffers are filled."""
         rows = power_of_2(rows)
         operations = table(
             0, first="i4", follows="i4", lane="i4", reads="i4", fills="i4", next="i4", is_call="i2", is_done="i2",
             step="i4", leaves="i4", enters="i4", cost="i4", route="i4", sent_s="f8", end_s="f8",
         )  # fmt: skip
-        filled = table(ranks * buffers, release="i4", step="i4", before="i4")
+        filled = table(ranks * pools * buffers, release="i4", step="i4", before="i4")
         filled["release"] = filled["step"] = filled["before"] = -1
         of_ranks = table(
             ranks, due="f8", place="i4", running="i4", start_s="f8", is_stale="i4", done_s="f8", sending="f8",
@@ -137,12 +141,14 @@ class Window(NamedTuple):
             starts=table(rows, waits="i4", at_s="f8"),
             mask=rows - 1,
             edges=table(_EDGES * rows, after="i4", next="i4"),
-            releases=table(fills, waits="i4", first="i4", time_s="f8"),
+            releases=table(ranks * pools * steps + 1, waits="i4", first="i4", time_s="f8"),
             costs=cost_table([]),
             landings=landing_table(0),
             lanes=of_lanes,
             lanes_of_rank=lanes + 1,
             filled=filled,
+            pool=pool.astype(np.int32),
+            pools=pools,
             buffers=buffers,
             ranks=of_ranks,
             changes=table(ranks * changes, time_s="f8", sending="f8", receiving="f8"),
@@ -225,7 +231,7 @@ def landing_table(rows: int) -> Table:
     """The table of landings, see `Window`."""
     landings: Table = table(
         rows, step="i4", rank="i4", block="i4", by_message="i4", by_call="i4", release="i4", is_away="i4", is_free="i4",
-        goes="i4", first="i4", last="i4", transfer="i4", place="i8",
+        goes="i4", first="i4", last="i4", transfer="i4", pool="i4", place="i8",
     )  # fmt: skip
     return landings
 
@@ -334,7 +340,10 @@ def find_messages(batch: Batch, size_bytes: IntArray, landed: Landed, window: Wi
 
 
 def _find(batch: Batch, at_step: int, landed: Landed, window: Window) -> bool:
-    """Find what a step of the batch reads and where arrivals land; whether each block arrives once."""
+    """Find what a step of the batch reads and where arrivals land; whether each block comes to a buffer once.
+
+    Several sums that come home at a step lie at a place each, as one copy: all are known by what comes first and last.
+    """
     moved, reads, adds, found = batch.moved, batch.reads, batch.adds, landed.found
     step, before = batch.first + at_step, window.sizes[STEP_LANDINGS]
     first, end = moved.first[at_step], moved.first[at_step + 1]
@@ -345,13 +354,19 @@ def _find(batch: Batch, at_step: int, landed: Landed, window: Window) -> bool:
         reads.landing[at] = _landing(window, reads.rank[at], reads.block[at], step - 1, before, landed)
     landings = window.sizes[LANDINGS]
     window.sizes[STEP_LANDINGS] = landings
+    several = False
     for at in range(first, end):
         rank, block = moved.destination[at], moved.block[at]
         place = _place_found(window, rank, block, step, landings, landed)
-        if found[place] >= landings:
-            return False
         name = -1 - (moved.source[at] * window.lanes_of_rank + moved.lane[at])
-        found[place] = moved.made[at] = _land(window, step, rank, block, not moved.stays[at], name, at)
+        moved.made[at] = _land(window, step, rank, block, not moved.stays[at], name, at)
+        if found[place] < landings:
+            found[place] = moved.made[at]
+        elif moved.stays[at]:
+            window.landings[found[place]].last = name
+            several = True
+        else:
+            return False
     for at in range(adds.first[at_step], adds.first[at_step + 1]):
         rank, block = adds.rank[at], adds.block[at]
         place = _place_found(window, rank, block, step, landings, landed)
@@ -362,6 +377,11 @@ def _find(batch: Batch, at_step: int, landed: Landed, window: Window) -> bool:
             adds.landing[at] = -1
         else:
             found[place] = adds.landing[at] = _land(window, step, rank, block, True, adds.call[at], -1)
+    if several:
+        for at in range(first, end):
+            landing = window.landings[moved.made[at]]
+            one = window.landings[found[_place_found(window, landing.rank, landing.block, step, landings, landed)]]
+            landing.first, landing.last = one.first, one.last
     return True
 
 
@@ -415,13 +435,14 @@ def _land(window: Window, step: int, rank: int, block: int, is_away: bool, name:
     window.sizes[LANDINGS] += 1
     landing = window.landings[number]
     landing.step, landing.rank, landing.block, landing.is_away = step, rank, block, is_away
+    landing.pool = window.pool[block]
     landing.by_message = landing.by_call = landing.release = landing.goes = -1
     landing.is_free, landing.first, landing.last, landing.transfer = 1, name, name, transfer
     return number
 
 
 def _place(window: Window, landed: Landed, size_bytes: IntArray) -> None:
-    """Put the landings of the latest step in the order in which they lie in the buffer of each rank, rank by rank.
+    """Put the landings of the latest step in the order in which they lie in the buffers of each rank, rank by rank.
 
     The order is that of `tasp_lab.schedule.buffer_layout`.
     """
@@ -438,7 +459,7 @@ def _place(window: Window, landed: Landed, size_bytes: IntArray) -> None:
         starts[rank + 1] += 1
     # Those of a rank are few, and almost in order.
     for rank in range(len(starts) - 2):
-        place = 0
+        place, pool = 0, -1
         for one in range(starts[rank], starts[rank + 1]):
             number, at = order[one], one
             while at > starts[rank] and _is_before(window, number, order[at - 1]):
@@ -447,6 +468,8 @@ def _place(window: Window, landed: Landed, size_bytes: IntArray) -> None:
             order[at] = number
         for one in range(starts[rank], starts[rank + 1]):
             landing = window.landings[order[one]]
+            if landing.pool != pool:
+                place, pool = 0, landing.pool
             landing.place = place
             place += size_bytes[landing.block]
 
@@ -454,6 +477,8 @@ def _place(window: Window, landed: Landed, size_bytes: IntArray) -> None:
 def _is_before(window: Window, one: int, other: int) -> bool:
     """Whether a landing lies before an earlier one at the same rank."""
     a, b = window.landings[one], window.landings[other]
+    if a.pool != b.pool:
+        return bool(a.pool < b.pool)
     if a.is_free != b.is_free:
         return bool(a.is_free < b.is_free)
     if not a.is_free:
@@ -470,6 +495,7 @@ def _join(window: Window, order: IntArray, moved: Moved, size_bytes: IntArray) -
         if at < count:
             before, after = window.landings[order[at - 1]], window.landings[order[at]]
             arrived = before.rank == after.rank and before.transfer >= 0 and after.transfer >= 0
+            arrived = arrived and before.pool == after.pool
             if arrived and _are_one(window, before.transfer, after.transfer, moved, size_bytes):
                 continue
         if at - begin > 1:
@@ -491,7 +517,8 @@ def _are_one(window: Window, one: int, other: int, moved: Moved, size_bytes: Int
             return False
         return bool(moved.lies[other] == moved.lies[one] + size)
     a, b = window.landings[moved.read[one]], window.landings[moved.read[other]]
-    return bool(a.step == b.step and a.first == b.first and a.last == b.last and b.place == a.place + size)
+    is_ready_with = a.step == b.step and a.first == b.first and a.last == b.last
+    return bool(is_ready_with and a.pool == b.pool and b.place == a.place + size)
 
 
 # ------------------------------------------------------------------------------------------------ times of steps
@@ -525,9 +552,9 @@ def _has_room(batch: Batch, issued: Issued, window: Window) -> bool:
     window.sizes[OLDEST] = oldest
     first, end = issued.first[at_step], issued.first[at_step + 1]
     operations = end - first + issued.first_call[at_step + 1] - issued.first_call[at_step]
-    # What is read waits for a message and for a call at most.
+    # What is read waits for a message and for a call at most, and its buffer for the end of the operation.
     moved, reads = batch.moved.first, batch.reads.first
-    edges = 2 * (moved[at_step + 1] - moved[at_step] + reads[at_step + 1] - reads[at_step])
+    edges = 3 * (moved[at_step + 1] - moved[at_step] + reads[at_step + 1] - reads[at_step])
     has_room = window.sizes[COUNT] + operations - oldest <= len(window.operations)
     has_room = has_room and window.sizes[EDGES] + edges <= len(window.edges)
     if window.share[0]:
@@ -609,22 +636,27 @@ def _wait(window: Window, number: int, before: int) -> None:
     if other.is_done:
         start.at_s = max(start.at_s, other.end_s)
     elif other.first < 0 or window.edges[other.first].after != number:  # else it waits for another block of the same
-        row = window.sizes[_UNUSED_EDGE]
-        if row >= 0:
-            window.sizes[_UNUSED_EDGE] = window.edges[row].next
-        else:
-            row = window.sizes[EDGES]
-        window.sizes[EDGES] += 1
-        edge = window.edges[row]
-        edge.after, edge.next = number, other.first
+        _link(window, before, number)
         start.waits += 1
-        other.first = row
+
+
+def _link(window: Window, before: int, after: int) -> None:
+    """Add an edge of an operation."""
+    row = window.sizes[_UNUSED_EDGE]
+    if row >= 0:
+        window.sizes[_UNUSED_EDGE] = window.edges[row].next
+    else:
+        row = window.sizes[EDGES]
+    window.sizes[EDGES] += 1
+    edge, operation = window.edges[row], window.operations[before & window.mask]
+    edge.after, edge.next = after, operation.first
+    operation.first = row
 
 
 def _read(window: Window, number: int, landing_number: int) -> None:
     """Let an operation wait for a copy that it reads, and its buffer for the operation.
 
-    All copies in buffers that it reads lie in the same one: they came to its rank at the step before.
+    All copies in buffers that it reads came to its rank at the step before, so they lie in one buffer of each pool.
     """
     if landing_number >= 0:
         landing, operation = window.landings[landing_number], window.operations[number & window.mask]
@@ -635,12 +667,16 @@ def _read(window: Window, number: int, landing_number: int) -> None:
         if operation.reads < 0:
             operation.reads = landing.release
             window.releases[landing.release].waits += 1
+        elif operation.reads != landing.release:
+            _link(window, number, -2 - landing.release)
+            window.releases[landing.release].waits += 1
 
 
 def _fill(window: Window, number: int, landing_number: int) -> None:
     """Let an operation wait for the buffer in which something lands, whose release waits for it."""
     landing, operation = window.landings[landing_number], window.operations[number & window.mask]
-    buffer = window.filled[landing.rank * window.buffers + landing.step % window.buffers]
+    pool = landing.rank * window.pools + landing.pool
+    buffer = window.filled[pool * window.buffers + landing.step % window.buffers]
     # With two buffers steps 0, 2 and 4 share one: what lands at step 4 waits until step 2 is released. If nothing came
     # at step 2 the buffer still has the release of step 0.
     if buffer.step != landing.step:
@@ -658,6 +694,8 @@ def _fill(window: Window, number: int, landing_number: int) -> None:
                 operation.next, before.first = before.first, number
             else:
                 start.at_s = max(start.at_s, before.time_s)
+    elif operation.fills != buffer.release:
+        window.sizes[_STATUS] = UNSUPPORTED  # it fills buffers of two pools
 
 
 def run_events(step: int, window: Window) -> int:
@@ -864,7 +902,10 @@ def _end(window: Window, number: int) -> None:
     row = operation.first
     while row >= 0:
         edge = window.edges[row]
-        _let_go(window, edge.after, operation.end_s)
+        if edge.after >= 0:
+            _let_go(window, edge.after, operation.end_s)
+        else:
+            _free(window, -2 - edge.after, operation.sent_s)
         following = edge.next
         edge.next, window.sizes[_UNUSED_EDGE] = window.sizes[_UNUSED_EDGE], row
         window.sizes[EDGES] -= 1

@@ -98,6 +98,26 @@ def test_messages_share_ports(name: str, slowed: Contention, mask: str, launch_s
         assert assert_streams_right(schedule, machine)
 
 
+@pytest.mark.parametrize("fabric", FABRICS)
+@pytest.mark.parametrize("mask", ["full", "causal"])
+@pytest.mark.parametrize("slowed", [NONE, Contention(Fraction(12), 1, 4)], ids=["", "contention"])
+@pytest.mark.parametrize(("name", "options"), [
+    ("token-ring", AttentionOptions("both")),
+    ("kv-and-q-rings", AttentionOptions("both", travels="both")),
+    ("direct-attention", AttentionOptions("both", stages=4)),
+])  # fmt: skip
+def test_queries_or_keys_and_sums_lie_in_buffers_of_two_pools(
+    fabric: str, mask: str, slowed: Contention, name: str, options: AttentionOptions
+) -> None:
+    topology = FABRICS[fabric]
+    layer = Workload(96, heads=2, kv_heads=1, head_dim=2, mask=mask)
+    machine = Machine(topology, Apart("apart", Fraction(1, 3)), ComputeRate(200), contention=slowed)
+    passes = attention_schedules(name, topology, layer, options=options)
+    assert {len(each.blocks.pools) for each in passes} >= {2}
+    for schedule in passes:
+        assert assert_streams_right(schedule, machine)
+
+
 @pytest.mark.parametrize("name", ["tasp", "zigzag-ring-attention"])
 def test_a_message_that_starts_before_what_has_ended_is_tracked_further_ahead(
     name: str, monkeypatch: pytest.MonkeyPatch
