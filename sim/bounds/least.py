@@ -13,14 +13,14 @@ from fractions import Fraction
 
 import numpy as np
 
-from sim.array.max_min import MANY, NEARLY
+from sim.bounds.schedules import rates_within
 from tasp_lab.core.units import Number
 from tasp_lab.machines.machine import Machine
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.cuts import like
 
 ROUNDING = 1e-9
-"""By how much of itself a time in floating point may lie below its bound; where many messages share, by `NEARLY`."""
+"""By how much of itself a time in floating point may lie below its bound; where many messages share, by more."""
 
 
 def least_s(schedule: Schedule, machine: Machine) -> Number:
@@ -40,8 +40,10 @@ def check_time(schedule: Schedule, machine: Machine, time_s: Number) -> None:
     """Assert that a predicted time is possible: that no schedule of this work could be faster on the machine."""
     bound_s = least_s(schedule, machine)
     rounds = isinstance(time_s, float) or isinstance(bound_s, float)
-    less = NEARLY if schedule.world_size * schedule.lanes >= MANY else ROUNDING
-    assert time_s >= (bound_s * (1 - less) if rounds else bound_s), (
+    less = ROUNDING if rounds else 0
+    if time_s < bound_s * (1 - less):
+        less = max(less, rates_within(schedule, machine))
+    assert time_s >= bound_s * (1 - less), (
         f"schedule {schedule.name!r} on {machine.topology.name}: predicted {float(time_s)} s, "
         f"and nothing takes less than {float(bound_s)} s"
     )

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from sim.array.max_min import MANY, NEARLY
 from sim.host import busy_s
 from sim.messages import call_facts
 from tasp_lab.core.arrays import FloatArray, IntArray, distinct
@@ -65,6 +66,28 @@ def least_of_messages_s(schedule: Schedule, machine: Machine) -> float:
 def _sending_s(message: Message) -> float:
     """The time of the bytes of a message on links that nothing else passes; 0 where only links limit its rate."""
     return 0.0 if message.max_bytes_per_s is None else float(message.wire_bytes) / float(message.max_bytes_per_s)
+
+
+def rates_within(schedule: Schedule, machine: Machine) -> float:
+    """By what share of a capacity simulated rates of messages may miss their fair ones; 0 where few share a link.
+
+    So it is where `sim.array.max_min.MANY` lanes of ranks or more pass a link, port or NIC: a lane has one message at a
+    time.
+
+    >>> from tasp_lab.schedules.build import collective
+    >>> from tasp_lab.topology.builders import switch
+    >>> few, many = switch(8), switch(128)
+    >>> [rates_within(collective("direct", each, 4000), Machine(each)) for each in (few, many)]
+    [0.0, 0.001]
+    """
+    ranks, topology, (source, destination, lane, *_) = schedule.world_size, machine.topology, schedule.traffic
+    if topology.is_exact or ranks * schedule.lanes < MANY or not len(source):
+        return 0.0
+    pairs, which = np.unique(source * ranks + destination, return_inverse=True)
+    routes = topology.routes(*np.divmod(pairs, ranks))[0][which]
+    row, column = np.nonzero(routes >= 0)
+    passes = distinct(routes[row, column] * (ranks * schedule.lanes) + (source * schedule.lanes + lane)[row])
+    return NEARLY if np.bincount(passes // (ranks * schedule.lanes)).max(initial=0) >= MANY else 0.0
 
 
 def link_bytes(schedule: Schedule, topology: Topology) -> FloatArray:

@@ -232,6 +232,11 @@ class Answer:
         return sum(one.bound_s for one in self.passes)
 
     @property
+    def rates_within(self) -> float:
+        """By what share of a capacity rates of messages may miss their fair ones (`sim.bounds.schedules`)."""
+        return max(one.rates_within for one in self.passes)
+
+    @property
     def compute_s(self) -> Number:
         """The compute time of the busiest rank of each pass."""
         return sum(one.compute_s for one in self.passes)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import get_args
 
+from sim.array.max_min import MANY
 from tasp_lab.core.choices import Pass
 from tasp_lab.core.tables import Part, Table
 from tasp_lab.core.units import format_flops, format_time
@@ -195,6 +196,15 @@ def interval_line(interval: Interval) -> str:
     measured = f"{found.rows} measured rows, {found.machines} machine{'s' * (found.machines > 1)}"
     borrowed = f"; borrowed: {found.borrowed}" if found.borrowed else ""
     return f"interval: median and 9 of 10 runs ({measured}: {found.regime}){borrowed}"
+
+
+def rates_line(answers: Iterable[Answer]) -> list[str]:
+    """For which of some answers rates of messages are not those of the exact simulation, and by how much."""
+    found = {each.schedule: each.rates_within for each in answers if each.rates_within}
+    if not found:
+        return []
+    return [f"rates: {MANY} messages or more may share a link of {', '.join(found)}, which is filled to within "
+            f"{max(found.values()):.1%} of its capacity"]  # fmt: skip
 
 
 TILES_AND_WAVES = (

@@ -196,6 +196,8 @@ _PREDICTIONS: tuple[Column[Answer], ...] = (
            "`borrowed` from other classes, and `samples` of the parameters; null with `--samples 0`",
            lambda a: None if a.interval is None else a.interval.record, PREDICTED, "interval", ALL,
            lambda a, _: "" if a.interval is None else a.interval.text),
+    Column("rates_within", "by what share of its capacity a link may be filled too much or too little: 0.001 where 100 "
+           "messages or more may share one, else 0", json=ALL),
     Column("first_is_faster", "the probability that the first schedule is faster than this one, by the errors that "
            "they do not share; null of the first", json=RANKING),
     Column("expected_regret", "how much longer than the fastest schedule this one is expected to take, as a share",

@@ -464,6 +464,7 @@ class Ranking(Report):
             found += [*self.machine.changes, *([] if self.choice is None else [str(self.choice)])]
             found += captions.assumptions(best)
             found += [] if best.interval is None else [captions.interval_line(best.interval)]
+            found += captions.rates_line(applying)
         refused = [each for each in self.candidates if not each.applies]
         return [*found, *([refused_table(refused)] if refused else [])]
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from sim.bounds.collectives import collective_bound_s
 from sim.bounds.least import least_s
-from sim.bounds.schedules import link_bytes
+from sim.bounds.schedules import link_bytes, rates_within
 from sim.host import busy_s
 from sim.simulate import Engine, engine_of, simulate
 from tasp_lab.core.arrays import FloatArray, IntArray
@@ -138,6 +138,11 @@ class PassAnswer:
         kind = self.collective or kind_of([self.schedule.name])
         in_switch = getattr(machine.comm_library, "nvls", None) is not None
         return collective_bound_s(kind, machine.topology, self.work, in_switch)
+
+    @cached_property
+    def rates_within(self) -> float:
+        exact = engine_of(self.schedule, self.machine, self.engine) == "simpy"
+        return 0.0 if exact else rates_within(self.schedule, self.machine)
 
     @cached_property
     def bytes_sent(self) -> IntArray:

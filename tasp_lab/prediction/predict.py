@@ -202,6 +202,7 @@ class Predictions(Report, Sequence[Answer]):
         parts: list[Part] = [self._fastest()] if self.is_ranking else []
         parts += [*captions.software_of(shown), table, *self.machine.changes, *captions.assumptions(shown)]
         parts += [captions.interval_line(shown.interval)] if shown.interval is not None else []
+        parts += captions.rates_line(self.items)
         parts += dict.fromkeys(line for each in self.items if (line := self._cliff(each)))
         for each in self.items if self.explain else ():
             parts += [] if each.is_sum else captions.explanation_parts(each.timeline, self.machine.topology)

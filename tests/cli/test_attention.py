@@ -169,7 +169,7 @@ def test_rows_of_all_gather_stay_as_they_are(tell: Tell) -> None:
     assert set(row) == {
         "schedule", "topology", "world_size", "collective", "shard_bytes", "time_s", "bound_s", "busbw_bytes_per_s",
         "status", "reason",
-        "explanation", "transfers", "time_low_s", "time_high_s",
+        "explanation", "transfers", "time_low_s", "time_high_s", "rates_within",
         "interval",
     }  # fmt: skip
 
