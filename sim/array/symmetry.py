@@ -40,7 +40,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.array.operations import Operations
-from tasp_lab.core.arrays import IntArray, distinct, numbered
+from tasp_lab.core.arrays import BoolArray, IntArray, distinct, numbered
 from tasp_lab.schedule.dependencies import HOST
 
 Hashes = npt.NDArray[np.uint64]
@@ -197,10 +197,12 @@ def _is_regular(member: IntArray, neighbour: IntArray, classes: IntArray) -> boo
     """Whether all members of each class have equally many neighbours of each kind; pairs (member, neighbour)."""
     width = int(neighbour.max(initial=0)) + 1
     pairs, counts = np.unique(member.astype(np.int64) * width + neighbour, return_counts=True)
-    rows = np.stack([classes[pairs // width], pairs % width, counts])
-    order = np.lexsort(rows)
-    rows = rows[:, order]
-    first = np.flatnonzero(np.concatenate([[True], (np.diff(rows) != 0).any(axis=0)])[: rows.shape[1]])
-    members = np.diff(np.append(first, rows.shape[1]))
-    sizes = np.bincount(classes)
-    return bool((members == sizes[rows[0, first]]).all())
+    of_member = np.bincount(pairs // width, minlength=len(classes))
+    alike = firsts_of(classes)[classes]
+    if (of_member != of_member[alike]).any():
+        return False
+    # Pairs are in the order of members, then of neighbours: each is compared with that of the first of its class.
+    begin, of_pair = np.cumsum(of_member) - of_member, pairs // width
+    other = np.arange(len(pairs)) + (begin[alike] - begin)[of_pair]
+    same: BoolArray = (pairs % width == pairs[other] % width) & (counts == counts[other])
+    return bool(same.all())
