@@ -22,7 +22,6 @@ from sim.array.event_loop import Run
 from sim.array.from_schedule import is_ring_schedule, ring_operations, step_operations
 from sim.array.operations import FREED, Operations
 from sim.array.quotient import Program, program_of
-from sim.array.stream import stream_time_s
 from sim.array.symmetry import classes_of
 from sim.array.timeline import Record, timeline_of
 from sim.host import messages_under
@@ -109,6 +108,8 @@ def run(schedule: Schedule, machine: Machine, explain: bool = False, progress: S
 def time_s(schedule: Schedule, machine: Machine, progress: ShareCallback = no_share) -> float:
     """The end of the last message or call, in seconds; arguments and errors as of `run`."""
     if schedule.transfers > MANY:
+        from sim.array.stream import stream_time_s  # few questions need it
+
         schedule.check_routes(machine.topology)
         with without_garbage_collection():
             streamed_s = stream_time_s(schedule, machine, progress)
