@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,12 @@ LIMIT, DEFAULT_LIMIT = "TASP_LAB_CACHE_SIZE", "1GiB"
 """The environment variable with the most bytes of a shelf, or 0 to keep nothing; and ten comparisons on 32 GPUs."""
 
 _SUFFIX, _DIGEST_BYTES = ".kept", 32
+
+_SLACK = 1 / 16
+"""The share of a limit by which files may exceed it for a while: to look through thousands of them takes 20 ms."""
+
+_unseen_bytes: dict[Path, float] = {}
+"""By folder what this process has written there since it last looked through all files; it begins by looking."""
 
 
 def read_kept(folders: Iterable[Path], name: str) -> memoryview | None:
@@ -78,7 +85,7 @@ def digest_of_sources(*packages: Path) -> str:
 class Shelf:
     """Objects in the files of a folder, which several processes use at once.
 
-    Beyond a limit those are removed whose last use was longest ago.
+    Beyond a limit, and up to a sixteenth more for a while, those are removed whose last use was longest ago.
     """
 
     name: str
@@ -125,8 +132,11 @@ class Shelf:
             pickler.dump(value)
             if file.tell() <= limit_bytes:
                 keep([self.folder], name + _SUFFIX, file.getvalue())
-        with suppress(OSError):
-            self.shrink(limit_bytes)
+                _unseen_bytes[self.folder] = _unseen_bytes.get(self.folder, inf) + file.tell()
+        if _unseen_bytes.get(self.folder, 0) > _SLACK * limit_bytes:
+            _unseen_bytes[self.folder] = 0
+            with suppress(OSError):
+                self.shrink(limit_bytes)
 
     def shrink(self, most_bytes: int) -> None:
         """Remove files until the rest has at most so many bytes. Raises `OSError` for one that stays."""

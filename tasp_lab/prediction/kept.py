@@ -3,7 +3,7 @@
 passes = build_once("tasp", machine.topology, layer, rings, options)
 
 They are kept on disk, too (`SHELF`), with all that was found of them until the process ends or lets go of them, and
-so are the times that simulations found (`time_once_s`).
+so are the times that simulations found and bounds (`number_once`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,8 @@ MOST_MACHINES, MOST_NUMBERS = 64, 10_000
 
 _numbers: dict[str, _Numbers] = {}
 """By the name of a machine's file on the shelf; the last one that was used is the last one."""
+
+_uses_numbers = Lock()  # both passes of a large layer are simulated at once
 
 
 def build_once(
@@ -164,11 +167,11 @@ def number_once(what: str, schedule: Schedule, machine: Machine, find: Callable[
     """
     if _PLACE not in schedule.facts or not SHELF.limit_bytes:
         return find()
-    name = _name_of_machine(machine)
-    numbers = _numbers.pop(name, None) or _Numbers(SHELF.read(name))
-    _numbers[name] = numbers
-    while len(_numbers) > MOST_MACHINES:
-        _numbers.pop(next(iter(_numbers)))
+    with _uses_numbers:
+        name = _name_of_machine(machine)
+        _numbers[name] = numbers = _numbers.pop(name, None) or _Numbers(SHELF.read(name))
+        while len(_numbers) > MOST_MACHINES:
+            _numbers.pop(next(iter(_numbers)))
     key = f"{what} {schedule.facts[_PLACE]}"
     if key in numbers.known:
         return numbers.known[key]

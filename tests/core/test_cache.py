@@ -127,6 +127,16 @@ def test_those_go_whose_last_use_was_longest_ago(monkeypatch: pytest.MonkeyPatch
     assert [SHELF.read(name) is None for name in "abcd"] == [False, True, False, False]
 
 
+def test_many_files_are_looked_through_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At first, then after each sixteenth of the limit: so files exceed it by no more."""
+    looked, files = list[int](), Shelf.files
+    monkeypatch.setattr(Shelf, "files", lambda self: looked.append(1) or files(self))  # type: ignore[func-returns-value]
+    for number in range(200):
+        SHELF.keep([(str(number), bytes(10_000))])
+    assert len(looked) == 1 + 199 // 7, "64 KiB are more than six of them"
+    assert sum(size for _, size, _ in files(SHELF)) <= 2**20 * 17 / 16 + 10_100
+
+
 def test_what_alone_exceeds_the_limit_is_not_kept_and_removes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LIMIT, "3500")
     SHELF.keep([("small", bytes(1000)), ("large", bytes(4000))])

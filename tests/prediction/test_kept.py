@@ -176,7 +176,7 @@ def test_schedules_that_are_read_are_those_that_were_built(monkeypatch: pytest.M
                     values.flags.writeable = True
 
 
-FIELDS = [each for each in Schedule.__dataclass_fields__ if each != "transfers"]
+FIELDS = [name for name, each in Schedule.__dataclass_fields__.items() if each.init]
 
 
 def test_what_is_found_later_is_added(monkeypatch: pytest.MonkeyPatch) -> None:

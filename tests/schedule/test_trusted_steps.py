@@ -16,7 +16,7 @@ from tasp_lab.core.errors import NoLinkError, ScheduleError
 from tasp_lab.formats.nccl import graph
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.composition import in_chunks, in_sequence, over_groups, replicated
-from tasp_lab.schedule.model import CheckedSteps, LazySteps, ScheduleModel, Step, Traffic
+from tasp_lab.schedule.model import CheckedSteps, LazySteps, Reordered, ScheduleModel, Step, Traffic
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.circulation import Circulation
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -96,7 +96,7 @@ def test_a_subclass_that_overrides_nothing_is_replayed(kind: type[LazySteps]) ->
     assert again.bytes_by_rank().tolist() == schedule.bytes_by_rank().tolist()
 
 
-@pytest.mark.parametrize("shortcut", ["sends", "calls", "traffic", "hops_repeat", "prove", "__len__"])
+@pytest.mark.parametrize("shortcut", ["sends", "calls", "traffic", "hops_repeat", "prove", "reordered", "__len__"])
 @pytest.mark.parametrize("kind", LAZY, ids=lambda kind: kind.__name__)
 def test_what_a_subclass_tells_of_itself_is_not_used(kind: type[LazySteps], shortcut: str) -> None:
     """Its facts are those of its steps, whatever it tells, or it is refused."""
@@ -106,6 +106,7 @@ def test_what_a_subclass_tells_of_itself_is_not_used(kind: type[LazySteps], shor
         "traffic": lambda self, size_bytes: NO_TRAFFIC,
         "hops_repeat": True,
         "prove": lambda self, schedule: 1,
+        "reordered": Reordered(LAZY[kind], np.arange(4)),
         "__len__": lambda self: 1,
     }
     schedule = LAZY[kind]
@@ -121,7 +122,7 @@ def test_what_a_subclass_tells_of_itself_is_not_used(kind: type[LazySteps], shor
 
 def test_each_class_of_the_package_that_takes_a_shortcut_is_trusted_and_its_steps_are_tested() -> None:
     """No class relies on a shortcut that is not used; `LAZY` has each trusted class that has steps."""
-    names = "sends", "calls", "traffic", "hops_repeat", "prove"
+    names = "sends", "calls", "traffic", "hops_repeat", "prove", "reordered"
     for kind in own_classes():
         if not kind.is_trusted and not getattr(kind, "__abstractmethods__", None):
             assert all(getattr(kind, name) is getattr(LazySteps, name) for name in names), kind
