@@ -421,7 +421,9 @@ class Ranking(Report):
             "model_does_not_fit": self._model_does_not_fit or None,
             "versus": [each.record for each in self.versus],
             "results": [fields_of(each, "ranking") for each in self.candidates],
-            "not_simulated": [{"schedule": each.schedule, "least_s": each.least_s} for each in self.settled],
+            "not_simulated": [
+                {"schedule": each.schedule, "least_s": each.least_s, "fits": each.fits} for each in self.settled
+            ],
             "fabric": [each.to_dict() for each in self.fabric],
             "provenance": self.provenance.to_dict(),
         }
