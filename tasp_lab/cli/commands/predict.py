@@ -131,7 +131,7 @@ def compare(
     Args:
         schedule: Compare only these; repeatable.
         tune: Search the options of each schedule for the shortest time; dtypes are not varied.
-        every: Also simulate schedules whose lower bounds show that they cannot be recommended.
+        every: Also simulate schedules that cannot be recommended, by their lower bounds or as they do not fit.
         prefer: What decides between schedules that are expected to be equally fast.
         versus: Compare with a change: overrides as in --set and "without nic.3" as in --without, several with commas,
             or another machine; repeatable.
