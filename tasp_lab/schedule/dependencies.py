@@ -512,8 +512,9 @@ def call_shapes(task: Task | None, calls: Sequence[Calls]) -> CallShapes:
 def shapes_by_rank(schedule: Schedule) -> list[dict[KernelShape, int]]:
     """For each rank, how many calls it makes of each shape; one object for ranks that make the same calls."""
     if schedule.reordered is not None:
-        found = shapes_by_rank(schedule.reordered.of)
-        return [found[rank] for rank in np.argsort(schedule.reordered.order).tolist()]
+        of, order = schedule.reordered
+        found = shapes_by_rank(of)
+        return [found[rank] for rank in np.argsort(order).tolist()]
     steps, shapes = schedule.steps, dict[KernelShape, int]()
     at_once, counted = max(_ROWS_AT_ONCE // schedule.world_size, 1), []
     for first in range(0, len(steps), at_once):

@@ -98,9 +98,8 @@ def message_dependencies(schedule: Schedule, kinds_apart: bool = False) -> Messa
     `kinds_apart`: as libraries other than ours send them, no message has blocks of two kinds.
     """
     if schedule.reordered is not None:
-        return _reordered(
-            message_dependencies(schedule.reordered.of, kinds_apart=kinds_apart), schedule.reordered.order
-        )
+        of, order = schedule.reordered
+        return _reordered(message_dependencies(of, kinds_apart=kinds_apart), order)
     transfers, calls = operations_of(schedule, schedule.steps)
     copies = Copies(schedule, transfers, calls)
     derived = Accesses(transfers, calls, copies.parts, copies.reads)

@@ -14,7 +14,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, overload
+from typing import ClassVar, Literal, NamedTuple, overload
 
 import numpy as np
 
@@ -23,9 +23,6 @@ from tasp_lab.core.errors import ScheduleError, of_type
 from tasp_lab.core.tables import brief
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.calls import Calls, Task
-
-if TYPE_CHECKING:
-    from tasp_lab.schedule.schedule import Schedule
 
 _NO_CALLS: tuple[Calls, ...] = ()
 
@@ -128,13 +125,6 @@ def _is_transfer(row: Sequence[object]) -> bool:
     return not any(flags[:4]) and all(numbers)
 
 
-class Reordered(NamedTuple):
-    """Another schedule `of` which rank ``order[i]`` does what rank i does there; `order` is an int array (ranks,)."""
-
-    of: Schedule
-    order: IntArray
-
-
 class LazySteps(Sequence[Step]):
     """Steps generated on access. A subclass implements `__len__` and `step`.
 
@@ -149,8 +139,11 @@ class LazySteps(Sequence[Step]):
     hops_repeat: ClassVar[bool] = False
     """Whether every step has the same sources and destinations as the first one."""
 
-    reordered: ClassVar[Reordered | None] = None
-    """The schedule of which `prove` has shown that it is the same with ranks in another order."""
+    reordered: ClassVar[tuple[ScheduleModel, IntArray] | None] = None
+    """Another schedule, and an order of ranks, an int array (ranks,): rank ``order[i]`` does what rank i does there.
+
+    That it is so follows where these steps `prove` a schedule.
+    """
 
     _kept: dict[int, Step] | None = None
 

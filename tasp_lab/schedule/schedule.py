@@ -45,11 +45,11 @@ from typing import Generic, TypeVar, cast
 
 import numpy as np
 
-from tasp_lab.core.arrays import first_true, freeze, whole
+from tasp_lab.core.arrays import IntArray, first_true, freeze, whole
 from tasp_lab.core.errors import NoLinkError, ScheduleError, of_type
 from tasp_lab.core.tables import brief
 from tasp_lab.schedule.blocks import Blocks
-from tasp_lab.schedule.model import LazySteps, Reordered, ScheduleModel, checked
+from tasp_lab.schedule.model import LazySteps, ScheduleModel, checked
 from tasp_lab.topology.graph import Topology
 
 MAX_LANES = 2**24
@@ -67,11 +67,11 @@ class Schedule(ScheduleModel):
     Attributes
     ----------
     transfers : the number of transfers of all steps.
-    reordered : the schedule that this is with its ranks in another order, or None.
+    reordered : the schedule that this is with its ranks in another order, and the order; None if it is none.
     """
 
     transfers: int = field(init=False)
-    reordered: Reordered | None = field(init=False, default=None)
+    reordered: tuple[Schedule, IntArray] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -94,8 +94,8 @@ class Schedule(ScheduleModel):
                 self.task.contract.check(self.blocks, self.initial, self.final)
             except ScheduleError as error:
                 raise ScheduleError(f"schedule {self.name!r}: {error}") from None
-        proved = self.steps.prove(self) if isinstance(self.steps, LazySteps) else None
-        if proved is not None and isinstance(self.steps, LazySteps):
+        proved = None
+        if isinstance(self.steps, LazySteps) and (proved := self.steps.prove(self)) is not None:
             object.__setattr__(self, "reordered", self.steps.reordered)
         if proved is None:
             from tasp_lab.schedule.proof import prove  # no theorem holds

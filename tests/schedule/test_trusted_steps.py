@@ -16,7 +16,7 @@ from tasp_lab.core.errors import NoLinkError, ScheduleError
 from tasp_lab.formats.nccl import graph
 from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.composition import in_chunks, in_sequence, over_groups, replicated
-from tasp_lab.schedule.model import CheckedSteps, LazySteps, Reordered, ScheduleModel, Step, Traffic
+from tasp_lab.schedule.model import CheckedSteps, LazySteps, ScheduleModel, Step, Traffic
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.circulation import Circulation
 from tasp_lab.schedules.attention.options import AttentionOptions
@@ -106,7 +106,7 @@ def test_what_a_subclass_tells_of_itself_is_not_used(kind: type[LazySteps], shor
         "traffic": lambda self, size_bytes: NO_TRAFFIC,
         "hops_repeat": True,
         "prove": lambda self, schedule: 1,
-        "reordered": Reordered(LAZY[kind], np.arange(4)),
+        "reordered": (LAZY[kind], np.arange(4)),
         "__len__": lambda self: 1,
     }
     schedule = LAZY[kind]

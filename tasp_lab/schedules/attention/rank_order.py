@@ -22,7 +22,7 @@ import numpy as np
 from tasp_lab.core.arrays import FloatArray, IntArray, frozen
 from tasp_lab.core.errors import NoLinkError, ScheduleError
 from tasp_lab.schedule.composition.sequence import moved
-from tasp_lab.schedule.model import LazySteps, Reordered, ScheduleModel, Step, Traffic
+from tasp_lab.schedule.model import LazySteps, ScheduleModel, Step, Traffic
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.task import AttentionTask
 from tasp_lab.topology.components import strong_components
@@ -113,8 +113,8 @@ class RenumberedSteps(LazySteps, trusted=True):
         self.of, self.order = of, frozen("the order of ranks", order, np.int64, 1, "an int array (ranks,)")
 
     @property
-    def reordered(self) -> Reordered:  # type: ignore[override]
-        return Reordered(self.of, self.order)
+    def reordered(self) -> tuple[Schedule, IntArray]:  # type: ignore[override]
+        return self.of, self.order
 
     def __len__(self) -> int:
         return len(self.of.steps)
