@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
+from fractions import Fraction
 from math import inf
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -27,7 +29,10 @@ from sim.simulate import Engine, simulate
 from tasp_lab.core.errors import ScheduleError
 from tasp_lab.machines.host import INSTANT_HOST
 from tasp_lab.machines.machine import CommLibrary, ComputeRate, Machine
+from tasp_lab.schedule.blocks import Blocks
 from tasp_lab.schedule.messages import message_dependencies
+from tasp_lab.schedule.model import Step
+from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.schedules.attention.backward import DATAFLOWS, attention_passes
 from tasp_lab.schedules.attention.forward import attention
 from tasp_lab.schedules.build import collective
@@ -110,14 +115,31 @@ def check_reason(event: Event, events: tuple[Event, ...], topology: Topology) ->
                 return (other.rank, other.lane) == (event.rank, event.lane) and left_s(other) == event.start_s
             case "compute":
                 return other.kind != SEND and other.rank == event.rank and other.end_s == event.start_s
-            case "buffer":  # of the peer: read by a call, sent on, or joined by what arrives
-                owner = event.peer if event.kind == SEND else event.rank
-                if other.kind == SEND and other.rank == owner and left_s(other) == event.start_s:
+            case "buffer":
+                # Of the peer: read by a call, sent on, or joined by what arrives. Or a sum of the rank itself, to which
+                # something came that was joined once an earlier send of it had left.
+                if other.kind == SEND and other.rank in (event.rank, event.peer) and left_s(other) == event.start_s:
                     return True
+                owner = event.peer if event.kind == SEND else event.rank
                 return owner in (other.rank, other.peer) and other.end_s == event.start_s
         raise AssertionError(event.waited_for)
 
     assert event.start_s == 0 if event.waited_for == "" else any(map(is_over, events)), event
+
+
+def test_a_sum_leaves_once_what_came_to_it_is_joined_behind_an_earlier_send() -> None:
+    """Rank 1 sends its sum on from 10 to 20; what rank 3 has sent by 10 is joined then, and may leave."""
+    step_by_step = [[(0, 1, 0, 0, True)], [(1, 2, 1, 0, True)], [(3, 1, 0, 0, True), (2, 0, 0, 0, True)],
+                    [(1, 0, 0, 0, True)]]  # fmt: skip
+    blocks, mesh = Blocks.of_sums(np.array([1]), 4), full_mesh(4, Fraction(1, 10), Fraction(0))
+    everywhere, at_first, parts = np.ones((4, 1), dtype=bool), np.eye(4, 1, dtype=bool), np.array([[1], [0], [2], [3]])
+    steps = [Step.of(rows) for rows in step_by_step]
+    schedule = Schedule("sums", 4, 2, blocks, everywhere, at_first, steps, initial_part=parts)
+    events = simulate_events(schedule, Machine(mesh)).events
+    last = next(each for each in events if each.step == 3)
+    assert (last.start_s, last.waited_for) == (20, "buffer")
+    for event in events:
+        check_reason(event, events, mesh)
 
 
 @settings(max_examples=100, deadline=None)
