@@ -22,6 +22,7 @@ from sim.messages import call_facts
 from tasp_lab.core.arrays import FloatArray, IntArray, distinct
 from tasp_lab.machines.libraries.library import Message
 from tasp_lab.machines.machine import Machine
+from tasp_lab.schedule.model import LazySteps
 from tasp_lab.schedule.schedule import Schedule
 from tasp_lab.topology.graph import Topology
 
@@ -80,9 +81,12 @@ def rates_within(schedule: Schedule, machine: Machine) -> float:
     >>> [rates_within(collective("direct", each, 4000), Machine(each)) for each in (few, many)]
     [0.0, 0.001]
     """
-    ranks, topology, (source, destination, lane, *_) = schedule.world_size, machine.topology, schedule.traffic
-    if topology.is_exact or ranks * schedule.lanes < MANY or not len(source):
+    ranks, topology, steps = schedule.world_size, machine.topology, schedule.steps
+    if topology.is_exact or ranks * schedule.lanes < MANY or not schedule.transfers:
         return 0.0
+    repeat = isinstance(steps, LazySteps) and steps.hops_repeat
+    sent = steps[0] if repeat else schedule.traffic  # rings of thousands of ranks have as many equal steps
+    source, destination, lane = sent.source, sent.destination, sent.lane
     pairs, which = np.unique(source * ranks + destination, return_inverse=True)
     routes = topology.routes(*np.divmod(pairs, ranks))[0][which]
     row, column = np.nonzero(routes >= 0)
