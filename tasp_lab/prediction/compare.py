@@ -421,17 +421,19 @@ class Ranking(Report):
             "model_does_not_fit": self._model_does_not_fit or None,
             "versus": [each.record for each in self.versus],
             "results": [fields_of(each, "ranking") for each in self.candidates],
-            "not_simulated": [
-                {"schedule": each.schedule, "least_s": each.least_s, "fits": each.fits} for each in self.settled
-            ],
+            "not_simulated": self._not_simulated,
             "fabric": [each.to_dict() for each in self.fabric],
             "provenance": self.provenance.to_dict(),
         }
 
+    @property
+    def _not_simulated(self) -> list[dict[str, object]]:
+        return [{"schedule": each.schedule, "least_s": each.least_s, "fits": each.fits} for each in self.settled]
+
     def records(self) -> list[dict[str, object]]:
-        """A row per schedule as in `parts`; of one that is not simulated its least time alone."""
+        """A row per schedule as in `parts`; of one that is not simulated its least time, and whether it fits."""
         rows = [flat(fields_of(each, "ranking")) | {"options": each.options.arguments} for each in self.candidates]
-        return rows + [{"schedule": each.schedule, "least_s": each.least_s} for each in self.settled]
+        return rows + self._not_simulated
 
     def parts(self) -> list[Part]:
         found: list[Part] = []
