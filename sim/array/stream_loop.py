@@ -641,7 +641,7 @@ def _wait(window: Window, number: int, before: int) -> None:
 
 
 def _link(window: Window, before: int, after: int) -> None:
-    """Add an edge of an operation."""
+    """Add an edge from an operation to one that waits for its arrival, or to a release, see `Window.edges`."""
     row = window.sizes[_UNUSED_EDGE]
     if row >= 0:
         window.sizes[_UNUSED_EDGE] = window.edges[row].next

@@ -119,7 +119,7 @@ def message_dependencies(schedule: Schedule, kinds_apart: bool = False) -> Messa
 
 
 def _reordered(found: MessageDependencies, order: IntArray) -> MessageDependencies:
-    """The same with ``order[i]`` in the place of rank i."""
+    """The messages, calls and buffers of a schedule whose ranks have other names: rank i is called ``order[i]``."""
     messages, calls, buffers = found.messages, found.calls, found.buffers
     source, destination = order[messages.source], order[messages.destination]
     return MessageDependencies(

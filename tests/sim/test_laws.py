@@ -117,10 +117,11 @@ def check_reason(event: Event, events: tuple[Event, ...], topology: Topology) ->
                 return other.kind != SEND and other.rank == event.rank and other.end_s == event.start_s
             case "buffer":
                 # Of the peer: read by a call, sent on, or joined by what arrives. Or a sum of the rank itself, to which
-                # something came that was joined once an earlier send of it had left.
-                if other.kind == SEND and other.rank in (event.rank, event.peer) and left_s(other) == event.start_s:
-                    return True
+                # something came that was joined once an earlier send of the same sum had left.
                 owner = event.peer if event.kind == SEND else event.rank
+                is_of_it = other.rank == event.rank and bool({*other.blocks} & {*event.blocks})
+                if other.kind == SEND and (other.rank == owner or is_of_it) and left_s(other) == event.start_s:
+                    return True
                 return owner in (other.rank, other.peer) and other.end_s == event.start_s
         raise AssertionError(event.waited_for)
 
